@@ -1,0 +1,69 @@
+"""Flow matching on the straight path between data and noise. Its conventions live here and nowhere else.
+
+Flow time t runs from 0 (data) to 1 (noise): x_t = (1 - t) x + t noise, velocity v = noise - x (rectified flow, Liu et
+al., 2209.03003; the direction is that of diffusers' flow-match schedulers). Shapes: x, noise, x_t, v [B, K, ...] and
+t [B, K], one flow time per frame.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def _like(t: Tensor, x: Tensor) -> Tensor:
+    return t.reshape(*t.shape, *(1,) * (x.ndim - t.ndim)).to(x.dtype)
+
+
+def interpolate(x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    """The point x_t of the path at flow time t."""
+    t = _like(t, x)
+    return (1 - t) * x + t * noise
+
+
+def velocity(x: Tensor, noise: Tensor) -> Tensor:
+    """The constant velocity of the path from x to noise."""
+    return noise - x
+
+
+def clean(x_t: Tensor, v: Tensor, t: Tensor) -> Tensor:
+    """Where the line through x_t with velocity v meets t = 0: the predicted data."""
+    return x_t - _like(t, x_t) * v
+
+
+def noise_of(x_t: Tensor, v: Tensor, t: Tensor) -> Tensor:
+    """Where the line through x_t with velocity v meets t = 1: the predicted noise."""
+    return x_t + (1 - _like(t, x_t)) * v
+
+
+def euler(x_t: Tensor, v: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    """One Euler step from flow time t to s (s < t moves towards data)."""
+    return x_t + _like(s - t, x_t) * v
+
+
+def shift(t: Tensor, amount: float) -> Tensor:
+    """The schedule shift s t / (1 + (s - 1) t) (Esser et al., 2403.03206): amount > 1 spends more steps near noise."""
+    return amount * t / (1 + (amount - 1) * t)
+
+
+def times(steps: int, amount: float = 1.0) -> tuple[float, ...]:
+    """The sampler's schedule: steps + 1 flow times from 1 down to 0, shifted by `amount`."""
+    if steps < 1:
+        raise ValueError(f"a schedule needs at least one step, not {steps}")
+    return tuple(shift(torch.linspace(1, 0, steps + 1, dtype=torch.float64), amount).tolist())
+
+
+def logit_normal(shape: tuple[int, ...], rng: torch.Generator, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Training flow times sigmoid(mean + std * normal), fp32 on the generator's device."""
+    return torch.sigmoid(mean + std * torch.randn(shape, generator=rng, device=rng.device))
+
+
+def embed_time(t: Tensor, width: int, scale: float = 1000.0) -> Tensor:
+    """Sinusoidal embedding of t [...] -> [..., width]: cosines, then sines, of scale * t over geometric frequencies.
+
+    Computed in fp64 and returned in fp32, as diffusers does for Wan (Vaswani et al., 1706.03762, base 10000).
+    """
+    half = width // 2
+    frequency = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=torch.float64, device=t.device) / half)
+    angle = (t.double() * scale)[..., None] * frequency
+    return torch.cat((angle.cos(), angle.sin()), -1).float()
