@@ -1,0 +1,90 @@
+"""A memory is a value: attention reads it, `append` returns the next one, nothing is cached in the model.
+
+Shape letters: L layers, B rows, h heads, N remembered tokens, n tokens of one frame, K frames of a chunk, D head width.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The sizes that a model dictates to its memory."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    tokens: int  # tokens of one frame
+
+
+class Rotation(Protocol):
+    """How the model rotates keys: what a memory needs to place a frame at a position."""
+
+    def rotate(self, x: Tensor, frames: Tensor) -> Tensor:
+        """Rotate x [..., B, h, F * n, D] to the time positions frames [B, F] (int64)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What attention reads for one chunk: rotated keys, values, and which tokens are there."""
+
+    keys: Tensor  # [L, B, h, N, D]
+    values: Tensor  # [L, B, h, N, D]
+    valid: Tensor  # [B, N] bool
+
+
+class Memory(Protocol):
+    """What the engine asks of any memory. Rows are independent of each other."""
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage that this memory owns."""
+        ...
+
+    def context(self, frame: Tensor, rotation: Rotation) -> Context:
+        """What the chunk that starts at absolute frames frame [B] may read."""
+        ...
+
+    def append(self, keys: Tensor, values: Tensor, frame: Tensor, keep: Tensor, rotation: Rotation) -> Self:
+        """The memory after a clean chunk.
+
+        keys (normalised, not rotated) and values: [L, B, h, K * n, D]; frame: [B] int64, absolute index of the
+        chunk's first frame; keep: [B, K] bool, which frames to store. With gradients enabled this is a pure function;
+        without, it may reuse the storage of `self`, which must not be read again (reading it is an error).
+        """
+        ...
+
+    def select(self, rows: Tensor) -> Self:
+        """A copy of the rows of an index tensor [B'] int64."""
+        ...
+
+    def fork(self, n: int) -> Self:
+        """n independent continuations of every row, [B] -> [B * n], row b at b * n to b * n + n - 1."""
+        ...
+
+    def reset(self, rows: Tensor) -> Self:
+        """The memory with the rows of a mask [B] bool emptied."""
+        ...
+
+    def to(self, device: torch.device | str) -> Self: ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a snapshot must hold; the config's `restore` is its inverse."""
+        ...
+
+
+class MemoryConfig(Protocol):
+    """The choice of a memory policy, as a value."""
+
+    def empty(self, geometry: Geometry, batch: int, like: Tensor) -> Memory:
+        """A memory that holds nothing, on the device and of the type of `like`."""
+        ...
+
+    def restore(self, tensors: dict[str, Tensor]) -> Memory: ...

@@ -1,0 +1,131 @@
+"""Window memory: the first frames (sink) and a ring of the newest, in constant bytes for ever.
+
+Keys of the ring are stored rotated to their absolute frame: rotary attention sees differences only, and the angles are
+computed in fp64, so that a stream may run as long as int64 counts. Sink keys are stored unrotated and placed directly
+before the ring, so that no distance ever exceeds sink + ring + chunk (the bounded positions of LongLive, 2509.22622).
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from .base import Context, Geometry, Rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowConfig:
+    """sink: how many of a stream's first frames stay for ever. ring: how many of the newest are kept."""
+
+    sink: int = 0
+    ring: int = 16
+
+    def __post_init__(self) -> None:
+        if self.sink < 0 or self.ring < 1:
+            raise UserError(f"window memory: sink {self.sink} must be at least 0 and ring {self.ring} at least 1")
+
+    def empty(self, geometry: Geometry, batch: int, like: Tensor) -> "WindowMemory":
+        g = geometry
+        keys = like.new_zeros(g.layers, batch, g.heads, self.sink + self.ring, g.tokens, g.head_dim)
+        held = torch.full((batch, self.sink + self.ring), -1, dtype=torch.int64, device=like.device)
+        return WindowMemory(keys, torch.zeros_like(keys), held, self.sink)
+
+    def restore(self, tensors: dict[str, Tensor]) -> "WindowMemory":
+        keys, values, held = (tensors[name].clone() for name in ("keys", "values", "held"))
+        if held.shape[1] != self.sink + self.ring:
+            raise UserError(f"window memory: the snapshot holds {held.shape[1]} frames, not {self.sink + self.ring}")
+        return WindowMemory(keys, values, held, self.sink)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMemory:
+    """Slots 0 to sink - 1 hold the sink; frame g lives in ring slot sink + (g - sink) mod ring."""
+
+    keys: Tensor  # [L, B, h, slots, n, D]; sink slots unrotated, ring slots rotated
+    values: Tensor  # [L, B, h, slots, n, D]
+    held: Tensor  # [B, slots] int64, the absolute frame in each slot, -1 for none
+    sink: int
+    version: int = 0  # of this value; the storage knows the newest
+    newest: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def batch(self) -> int:
+        return self.held.shape[0]
+
+    @property
+    def ring(self) -> int:
+        return self.held.shape[1] - self.sink
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.untyped_storage().nbytes() for t in (self.keys, self.values, self.held))
+
+    def _check(self) -> None:
+        if self.version != self.newest[0]:
+            raise RuntimeError("this memory was consumed by a later append; fork it before, or use the newer value")
+
+    def context(self, frame: Tensor, rotation: Rotation) -> Context:
+        self._check()
+        keys = self.keys
+        if self.sink:
+            order = torch.arange(self.sink, device=frame.device)
+            place = order + (frame - self.ring - self.sink).clamp_min(0)[:, None]  # directly before the ring
+            sink = rotation.rotate(keys[:, :, :, : self.sink].flatten(3, 4), place)
+            keys = torch.cat((sink.unflatten(3, (self.sink, -1)), keys[:, :, :, self.sink :]), 3)
+        valid = (self.held >= 0).repeat_interleave(keys.shape[4], 1)
+        return Context(keys.flatten(3, 4), self.values.flatten(3, 4), valid)
+
+    def append(self, keys: Tensor, values: Tensor, frame: Tensor, keep: Tensor, rotation: Rotation) -> "WindowMemory":
+        self._check()
+        size = keep.shape[1]
+        if size > self.ring:
+            raise UserError(f"window memory: a chunk of {size} frames does not fit a ring of {self.ring}")
+        frames = frame[:, None] + torch.arange(size, device=frame.device)
+        in_sink = frames < self.sink
+        slots = torch.where(in_sink, frames, self.sink + (frames - self.sink) % self.ring)
+        rotated = rotation.rotate(keys, frames)
+        tokens = self.keys.shape[4]
+        raw, rotated, values = (t.unflatten(3, (size, tokens)) for t in (keys, rotated, values))
+        new = torch.where(in_sink[None, :, None, :, None, None], raw, rotated) if self.sink else rotated
+
+        rows = torch.arange(self.batch, device=frame.device)[:, None].expand_as(slots)
+        kept = keep[:, :, None, None, None, None]
+        old_keys, old_values = (t.permute(1, 3, 0, 2, 4, 5) for t in (self.keys, self.values))  # [B, slots, L, h, n, D]
+        new_keys, new_values = (t.permute(1, 3, 0, 2, 4, 5) for t in (new, values))
+        new_keys = torch.where(kept, new_keys, old_keys[rows, slots])
+        new_values = torch.where(kept, new_values, old_values[rows, slots])
+        held = torch.where(keep, frames, self.held[rows, slots])
+        if torch.is_grad_enabled():
+            back = (2, 0, 3, 1, 4, 5)
+            return WindowMemory(
+                old_keys.index_put((rows, slots), new_keys).permute(back),
+                old_values.index_put((rows, slots), new_values).permute(back),
+                self.held.index_put((rows, slots), held),
+                self.sink,
+            )
+        old_keys.index_put_((rows, slots), new_keys)
+        old_values.index_put_((rows, slots), new_values)
+        self.held.index_put_((rows, slots), held)
+        self.newest[0] += 1
+        return replace(self, version=self.newest[0])
+
+    def select(self, rows: Tensor) -> "WindowMemory":
+        self._check()
+        return WindowMemory(self.keys[:, rows], self.values[:, rows], self.held[rows], self.sink)
+
+    def fork(self, n: int) -> "WindowMemory":
+        return self.select(torch.arange(self.batch, device=self.held.device).repeat_interleave(n))
+
+    def reset(self, rows: Tensor) -> "WindowMemory":
+        self._check()
+        return replace(self, held=self.held.masked_fill(rows[:, None], -1))
+
+    def to(self, device: torch.device | str) -> "WindowMemory":
+        self._check()
+        keys, values, held = (t.to(device, copy=True) for t in (self.keys, self.values, self.held))
+        return WindowMemory(keys, values, held, self.sink)
+
+    def tensors(self) -> dict[str, Tensor]:
+        self._check()
+        return {name: getattr(self, name).clone() for name in ("keys", "values", "held")}
