@@ -1,0 +1,48 @@
+# Every target does its own set-up; a second start takes seconds. ARGS="..." is passed on.
+PYTHON_ENV := .venv/bin/python
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo quickstart test test-slow lint types lock clean base all
+
+help:
+	@echo "make demo        drive a learned world in the browser (installs what it needs)"
+	@echo "make quickstart  collect, train, roll out and evaluate a tiny world in under 5 minutes"
+	@echo "make test        lint, types and the default tests (installs everything)"
+	@echo "make test-slow   the tests marked slow"
+	@echo "make lint types  the static checks alone"
+	@echo "make lock        resolve requirements.lock anew from pyproject.toml"
+	@echo "make clean       remove .venv and caches (never runs/)"
+
+demo: base
+	@$(PYTHON_ENV) -m worldmodel demo $(ARGS)
+
+quickstart: base
+	@$(PYTHON_ENV) -m worldmodel quickstart $(ARGS)
+
+test: lint types
+	@bash setup/system.sh
+	$(PYTHON_ENV) -m pytest $(ARGS)
+
+test-slow: all
+	@bash setup/system.sh
+	$(PYTHON_ENV) -m pytest -m slow --timeout 900 $(ARGS)
+
+lint: all
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+
+types: all
+	.venv/bin/basedpyright
+
+lock: all
+	.venv/bin/uv pip compile pyproject.toml --all-extras --universal --python-version 3.12 --upgrade --quiet \
+	    --no-header --no-annotate --output-file requirements.lock
+
+base all:
+	@bash setup/install.sh $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +
