@@ -1,0 +1,1 @@
+../../../worldmodel/__init__.py
