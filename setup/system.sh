@@ -21,7 +21,7 @@ if [ "$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then
     echo "set-up: apt-get install ${missing[*]}" >&2
     export DEBIAN_FRONTEND=noninteractive
     if apt-get update -qq </dev/null >/dev/null &&
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null; then
+        apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null; then
         exit 0
     fi
     echo "set-up: apt-get failed (the lines above say why)" >&2
