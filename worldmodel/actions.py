@@ -1,7 +1,6 @@
 """How a world's actions become numbers between -1 and 1. An ActionSpec travels inside the checkpoint."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -45,7 +44,9 @@ class ActionSpec:
         return self.dim * self.pack
 
     @classmethod
-    def from_data(cls, names: tuple[str, ...], actions: np.ndarray, pack: int = 1, source: str = "data") -> "ActionSpec":
+    def from_data(
+        cls, names: tuple[str, ...], actions: np.ndarray, pack: int = 1, source: str = "data"
+    ) -> "ActionSpec":
         """From all actions [N, dim] of the training data. NaN, infinite or constant dimensions are errors."""
         if actions.ndim != 2 or actions.shape[1] != len(names):
             raise UserError(f"{source}: actions have shape {actions.shape}, expected [N, {len(names)}]")
@@ -71,14 +72,6 @@ class ActionSpec:
     def packed(self, action: Tensor) -> Tensor:
         """Normalised actions in order [..., K * pack, dim] -> [..., K, A]."""
         return action.unflatten(-2, (-1, self.pack)).flatten(-2)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "ActionSpec":
-        names, low, high = (tuple(data[key]) for key in ("names", "low", "high"))
-        return cls(names=names, low=low, high=high, pack=data["pack"])
 
 
 def zero_action(spec: ActionSpec, batch: int, frames: int) -> Tensor:

@@ -53,11 +53,6 @@ def times(steps: int, amount: float = 1.0) -> tuple[float, ...]:
     return tuple(shift(torch.linspace(1, 0, steps + 1, dtype=torch.float64), amount).tolist())
 
 
-def logit_normal(shape: tuple[int, ...], rng: torch.Generator, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Training flow times sigmoid(mean + std * normal), fp32 on the generator's device."""
-    return torch.sigmoid(mean + std * torch.randn(shape, generator=rng, device=rng.device))
-
-
 def embed_time(t: Tensor, width: int, scale: float = 1000.0) -> Tensor:
     """Sinusoidal embedding of t [...] -> [..., width]: cosines, then sines, of scale * t over geometric frequencies.
 

@@ -43,12 +43,22 @@ def normal(seed: Tensor, frame: Tensor, step: int, shape: tuple[int, ...]) -> Te
     Returns [B, K, *shape] fp32 on the device of `seed`.
     """
     size = math.prod(shape)
-    block = torch.arange((size + 3) // 4, device=seed.device)
+    a, b, c, d = _words(seed, frame, step, (size + 3) // 4)
+    flat = torch.stack((*_box_muller(a, b), *_box_muller(c, d)), -1).flatten(-2)[..., :size]
+    return flat.float().reshape(*frame.shape, *shape)
+
+
+def uniform(seed: Tensor, frame: Tensor, step: int) -> Tensor:
+    """One uniform number in [0, 1) per frame, [B, K] fp32. Arguments as for `normal`."""
+    word = _words(seed, frame, step, 1)[0][..., 0]
+    return (word >> 8).float() * 2.0**-24
+
+
+def _words(seed: Tensor, frame: Tensor, step: int, blocks: int) -> tuple[Tensor, ...]:
+    block = torch.arange(blocks, device=seed.device)
     counter = (block, (frame & _MASK)[..., None], ((frame >> 32) & _MASK)[..., None], torch.full_like(block, step))
     key = ((seed & _MASK)[:, None, None], ((seed >> 32) & _MASK)[:, None, None])
-    a, b, c, d = philox(counter, key)
-    flat = torch.stack((*_box_muller(a, b), *_box_muller(c, d)), -1).flatten(-2)[..., :size]
-    return flat.float().unflatten(-1, shape)
+    return philox(counter, key)
 
 
 def row_seed(run_seed: int, index: Tensor) -> Tensor:

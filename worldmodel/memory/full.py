@@ -46,9 +46,7 @@ class FullMemory:
 
     def append(self, keys: Tensor, values: Tensor, frame: Tensor, keep: Tensor, rotation: Rotation) -> "FullMemory":
         keys = rotation.rotate(keys, frame[:, None] + torch.arange(keep.shape[1], device=frame.device))
-        return replace(
-            self, keys=(*self.keys, keys), values=(*self.values, values), valid=(*self.valid, keep.clone())
-        )
+        return replace(self, keys=(*self.keys, keys), values=(*self.values, values), valid=(*self.valid, keep.clone()))
 
     def select(self, rows: Tensor) -> "FullMemory":
         keys, values = (tuple(t[:, rows] for t in part) for part in (self.keys, self.values))

@@ -1,0 +1,262 @@
+"""Block-causal diffusion transformer over latent video: bidirectional inside a chunk, causal between chunks.
+
+The arithmetic of a block is Wan's (see wan.py, which loads its weights); the way of generating chunk by chunk with a
+clean pass that writes the memory follows CausVid and Self Forcing (2412.07772, 2506.08009), actions enter through
+AdaLN as in MiniWorld (2608.01127).
+
+Shape letters: B rows, F frames in this call, K frames in a chunk, C H W latent channels, height, width, n tokens of a
+frame, D width of the model, A packed action size, N remembered tokens, L layers, h heads.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from worldmodel.kernels.rope import Pairing
+
+from .. import flow
+from ..chunk import ActionControl, Chunk
+from ..errors import UserError
+from ..memory import Context, Geometry, Memory
+from ..state import State
+from .layers import Block, BlockConfig, QKNorm
+from .rope import Rope3D
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiTConfig:
+    """Sizes and choices of the transformer.
+
+    channels, size: the latent's C and (H, W). patch: side of the square patch that becomes one token. chunk: K.
+    actions: packed action size A, 0 for none. text: width of the text features, 0 for none. rank: rank of the per-layer
+    modulation residual, 0 for none. learned_position adds a learned embedding per token of the grid.
+    """
+
+    channels: int
+    size: tuple[int, int]
+    patch: int = 2
+    chunk: int = 4
+    dim: int = 192
+    depth: int = 6
+    heads: int = 6
+    hidden: int = 768
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    actions: int = 0
+    text: int = 0
+    rank: int = 0
+    time_width: int = 256
+    learned_position: bool = True
+    qk_norm: QKNorm = "head"
+    pairing: Pairing = "half"
+    theta: float = 10000.0
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        h, w = self.size
+        if h % self.patch or w % self.patch:
+            raise UserError(f"DiT: a latent of {h} x {w} does not cut into patches of {self.patch} x {self.patch}")
+        if self.dim % self.heads or (self.dim // self.heads) % 2:
+            raise UserError(f"DiT: width {self.dim} does not cut into {self.heads} heads of even width")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.size[0] // self.patch, self.size[1] // self.patch
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry(self.depth, self.heads, self.dim // self.heads, self.grid[0] * self.grid[1])
+
+    def build(self) -> "DiT":
+        return DiT(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is computed once per chunk: the control's embeddings, positions, the memory as attention reads it."""
+
+    action: Tensor | None  # [B, F, D]
+    modulation: Tensor | None  # [B, F, 6, D], the action's own residual
+    rope: tuple[Tensor, Tensor]  # [B, 1, F * n, D / 2h] each
+    past: Context | None
+    mask: Tensor | None  # [B or 1, 1, F * n, N + F * n] bool
+    text: tuple[tuple[Tensor, Tensor], ...] | None  # per layer
+
+
+class DiT(nn.Module):
+    """Velocity model v(x_t, t | action, memory). Set `checkpointing` to trade compute for memory in training."""
+
+    def __init__(self, cfg: DiTConfig) -> None:
+        super().__init__()
+        self.cfg, self.checkpointing = cfg, False
+        block = BlockConfig(
+            dim=cfg.dim, heads=cfg.heads, hidden=cfg.hidden, mlp=cfg.mlp, qk_norm=cfg.qk_norm, pairing=cfg.pairing,
+            text=cfg.text > 0, rank=cfg.rank, eps=cfg.eps,
+        )  # fmt: skip
+        self.patch_in = nn.Linear(cfg.channels * cfg.patch**2, cfg.dim)
+        if cfg.learned_position:
+            self.position = nn.Parameter(torch.zeros(cfg.grid[0] * cfg.grid[1], cfg.dim))
+        self.time = nn.Sequential(nn.Linear(cfg.time_width, cfg.dim), nn.SiLU(), nn.Linear(cfg.dim, cfg.dim))
+        self.shared = nn.Linear(cfg.dim, 6 * cfg.dim)
+        if cfg.actions:
+            self.action_in = nn.Sequential(nn.Linear(cfg.actions, cfg.dim), nn.SiLU())
+            self.null_action = nn.Parameter(torch.zeros(cfg.dim))
+            self.action_out = nn.Linear(cfg.dim, cfg.dim)
+            self.action_modulation = nn.Linear(cfg.dim, 6 * cfg.dim)
+        if cfg.text:
+            self.text = nn.Sequential(nn.Linear(cfg.text, cfg.dim), nn.GELU("tanh"), nn.Linear(cfg.dim, cfg.dim))
+        self.blocks = nn.ModuleList(Block(block) for _ in range(cfg.depth))
+        self.table_out = nn.Parameter(torch.zeros(2, cfg.dim))
+        self.patch_out = nn.Linear(cfg.dim, cfg.channels * cfg.patch**2)
+        self.rope = Rope3D(cfg.dim // cfg.heads, cfg.grid, cfg.theta, cfg.pairing)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        zero = [
+            self.shared,
+            self.patch_out,
+            *(b.up for b in self.blocks if b.cfg.rank),
+        ]  # AdaLN-Zero: identity at first
+        zero += [self.action_out, self.action_modulation] if self.cfg.actions else []
+        for module in zero:
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+
+    @property
+    def chunk(self) -> int:
+        return self.cfg.chunk
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        return (self.cfg.channels, *self.cfg.size)
+
+    # -- what the engine calls: through forward(mode, ...), so that DDP and FSDP see every use of the parameters --------
+
+    def forward(self, mode: Literal["prepare", "velocity", "remember", "clip"], *args: Any) -> Any:
+        match mode:
+            case "prepare":
+                return self.prepare(*args)
+            case "velocity":
+                return self.velocity(*args)
+            case "remember":
+                return self.remember(*args)
+            case "clip":
+                return self.clip(*args)
+
+    def empty_memory(self, config: Any, batch: int) -> Memory:
+        """A memory of the given policy (a MemoryConfig) for `batch` rows, on this model's device."""
+        return config.empty(self.cfg.geometry, batch, self.patch_in.weight)
+
+    def prepare(self, control: ActionControl, state: State) -> Prepared:
+        """Everything about (control, state) that does not change between sampler steps.
+
+        The control covers F frames, a multiple of the chunk; several chunks see each other block-causally.
+        """
+        frames = state.frame[:, None] + torch.arange(control.length, device=state.frame.device)
+        past = state.memory.context(state.frame, self.rope)
+        inside = self._block_causal(control.length, past.valid.device)
+        n = self.cfg.geometry.tokens
+        seen = past.valid[:, None, None, :].expand(-1, 1, control.length * n, -1)
+        here = inside[None, None].expand(control.batch, 1, -1, -1)
+        return self._prepare(control, frames, past, torch.cat((seen, here), -1))
+
+    def velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
+        """Velocity [B, F, C, H, W] of noisy frames x_t [B, F, C, H, W] at flow times t [B, F]. Writes nothing."""
+        return self._run(x_t, t, prepared)[0]
+
+    def remember(self, chunk: Chunk, state: State, time: float = 0.0) -> Memory:
+        """The memory after a finished chunk: one pass at flow time `time` whose keys and values are stored.
+
+        Rows that are inactive, and frames beyond `chunk.executed`, leave no trace.
+        """
+        prepared = self.prepare(chunk.control, state)
+        t = torch.full(chunk.x.shape[:2], time, device=chunk.x.device)
+        _, keys, values = self._run(chunk.x, t, prepared)
+        order = torch.arange(chunk.x.shape[1], device=chunk.x.device)
+        keep = (order < chunk.executed[:, None]) & state.active[:, None]
+        return state.memory.append(torch.stack(keys), torch.stack(values), chunk.start, keep, self.rope)
+
+    def clip(
+        self, x_t: Tensor, t: Tensor, control: ActionControl, history: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Velocity of every chunk of a clip in one pass: training, and the reference for cached rollouts.
+
+        x_t: [B, T, C, H, W] at t [B, T], T a multiple of the chunk. Without `history`, chunk i sees chunks 0..i of x_t
+        (diffusion forcing). With history = (x_h [B, T, C, H, W], t_h [B, T]), chunk i sees its own x_t and chunks
+        0..i-1 of x_h (teacher forcing). Returns [B, T, C, H, W].
+        """
+        frames = torch.arange(x_t.shape[1], device=x_t.device).expand(x_t.shape[:2])
+        causal = self._block_causal(x_t.shape[1], x_t.device)
+        if history is None:
+            return self._run(x_t, t, self._prepare(control, frames, None, causal[None, None]))[0]
+        own = self._same_chunk(x_t.shape[1], x_t.device)
+        mask = torch.cat((torch.cat((causal, torch.zeros_like(own)), 1), torch.cat((causal & ~own, own), 1)), 0)
+        twice = ActionControl(control.action.repeat(1, 2, 1), control.has_action.repeat(1, 2), control.text)
+        prepared = self._prepare(twice, frames.repeat(1, 2), None, mask[None, None])
+        v = self._run(torch.cat((history[0], x_t), 1), torch.cat((history[1], t), 1), prepared)[0]
+        return v[:, x_t.shape[1] :]
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    def _chunk_of(self, frames: int, device: torch.device) -> Tensor:
+        if frames % self.cfg.chunk:
+            raise ValueError(f"{frames} frames are no multiple of the chunk of {self.cfg.chunk}")
+        return torch.arange(frames, device=device).repeat_interleave(self.cfg.geometry.tokens) // self.cfg.chunk
+
+    def _block_causal(self, frames: int, device: torch.device) -> Tensor:
+        chunk = self._chunk_of(frames, device)
+        return chunk[:, None] >= chunk[None]
+
+    def _same_chunk(self, frames: int, device: torch.device) -> Tensor:
+        chunk = self._chunk_of(frames, device)
+        return chunk[:, None] == chunk[None]
+
+    def _prepare(self, control: ActionControl, frames: Tensor, past: Context | None, mask: Tensor) -> Prepared:
+        action = modulation = text = None
+        if self.cfg.actions:
+            hidden = self.action_in(control.action.to(self.null_action.dtype))
+            hidden = torch.where(control.has_action[..., None], hidden, self.null_action)
+            action, modulation = self.action_out(hidden), self.action_modulation(hidden).unflatten(-1, (6, -1))
+        if self.cfg.text:
+            if control.text is None:
+                raise ValueError("this model was built with text cross-attention: its control must carry text")
+            features = self.text(control.text)
+            text = tuple(block.cross.keys_values(features) for block in self.blocks)
+        return Prepared(action, modulation, self.rope.table(frames), past, mask, text)
+
+    def _run(self, x: Tensor, t: Tensor, prepared: Prepared) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        p = self.cfg.patch
+        h = self.patch_in(rearrange(x, "b f c (i p) (j q) -> b f (i j) (c p q)", p=p, q=p))
+        if self.cfg.learned_position:
+            h = h + self.position
+        e = self.time(flow.embed_time(t, self.cfg.time_width).to(h.dtype))
+        e = e if prepared.action is None else e + prepared.action
+        shared = self.shared(F.silu(e)).unflatten(-1, (6, -1))
+        shared = shared if prepared.modulation is None else shared + prepared.modulation
+
+        keys, values = [], []
+        for i, block in enumerate(self.blocks):
+            past = None if prepared.past is None else (prepared.past.keys[i], prepared.past.values[i])
+            text = None if prepared.text is None else prepared.text[i]
+            args = (h, e, shared, prepared.rope, past, prepared.mask, text)
+            if self.checkpointing and torch.is_grad_enabled():
+                h, k, v = checkpoint(block, *args, use_reentrant=False)
+            else:
+                h, k, v = block(*args)
+            keys.append(k)
+            values.append(v)
+
+        shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
+        h = F.layer_norm(h.float(), h.shape[-1:], eps=self.cfg.eps) * (1 + scale[:, :, None]) + shift[:, :, None]
+        out = self.patch_out(h.to(x.dtype))
+        rows, columns = self.cfg.grid
+        out = rearrange(out, "b f (i j) (c p q) -> b f c (i p) (j q)", i=rows, j=columns, p=p, q=p)
+        return out, keys, values

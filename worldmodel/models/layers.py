@@ -1,0 +1,132 @@
+"""The parts of a DiT block. Tensors of tokens are [B, F, n, D]: rows, frames, tokens of a frame, width."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from worldmodel.kernels.attention import attend
+from worldmodel.kernels.modulate import gated_residual, modulate
+from worldmodel.kernels.rope import Pairing, rotate
+
+QKNorm = Literal["head", "across_heads"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """One transformer block. Wan's choices are qk_norm "across_heads", pairing "interleaved", mlp "gelu"."""
+
+    dim: int
+    heads: int
+    hidden: int
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    qk_norm: QKNorm = "head"
+    pairing: Pairing = "half"
+    text: bool = False
+    rank: int = 0
+    eps: float = 1e-6
+
+
+class Mlp(nn.Module):
+    """tanh-GELU, or SwiGLU with the given hidden width per branch."""
+
+    def __init__(self, cfg: BlockConfig) -> None:
+        super().__init__()
+        self.gated = cfg.mlp == "swiglu"
+        self.up = nn.Linear(cfg.dim, cfg.hidden * (2 if self.gated else 1))
+        self.down = nn.Linear(cfg.hidden, cfg.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gated:
+            gate, value = self.up(x).chunk(2, -1)
+            return self.down(F.silu(gate) * value)
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class QKRMSNorm(nn.Module):
+    """RMSNorm of queries or keys [B, N, h, D], per head or across all heads."""
+
+    def __init__(self, cfg: BlockConfig) -> None:
+        super().__init__()
+        self.across, self.eps = cfg.qk_norm == "across_heads", cfg.eps
+        self.weight = nn.Parameter(torch.ones(cfg.dim if self.across else cfg.dim // cfg.heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.across:
+            return F.rms_norm(x.flatten(-2), self.weight.shape, self.weight, self.eps).view_as(x)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class CrossAttention(nn.Module):
+    """Attention of tokens [B, N, D] to text [B, L, D]."""
+
+    def __init__(self, cfg: BlockConfig) -> None:
+        super().__init__()
+        self.heads = cfg.heads
+        self.norm = nn.LayerNorm(cfg.dim, eps=cfg.eps)
+        self.q, self.kv = nn.Linear(cfg.dim, cfg.dim), nn.Linear(cfg.dim, 2 * cfg.dim)
+        self.out = nn.Linear(cfg.dim, cfg.dim)
+        self.norm_q, self.norm_k = QKRMSNorm(cfg), QKRMSNorm(cfg)
+
+    def keys_values(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Text [B, L, D] -> keys and values [B, h, L, D / h], once per chunk."""
+        k, v = self.kv(text).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        return self.norm_k(k).transpose(1, 2), v.transpose(1, 2)
+
+    def forward(self, x: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
+        q = self.norm_q(self.q(self.norm(x)).unflatten(-1, (self.heads, -1))).transpose(1, 2)
+        return self.out(attend(q, *text, None, None).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """AdaLN-Zero transformer block: self-attention over [past, frames], optional text, MLP.
+
+    Modulation of layer l is M_shared(e) + b_l + W_up silu(W_down e) (MiniWorld, 2608.01127): `table` is b_l, which is
+    also Wan's scale_shift_table, and the low-rank residual starts at zero.
+    """
+
+    def __init__(self, cfg: BlockConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.qkv, self.out = nn.Linear(cfg.dim, 3 * cfg.dim), nn.Linear(cfg.dim, cfg.dim)
+        self.norm_q, self.norm_k = QKRMSNorm(cfg), QKRMSNorm(cfg)
+        self.cross = CrossAttention(cfg) if cfg.text else None
+        self.mlp = Mlp(cfg)
+        self.table = nn.Parameter(torch.zeros(6, cfg.dim))
+        if cfg.rank:
+            self.down, self.up = nn.Linear(cfg.dim, cfg.rank), nn.Linear(cfg.rank, 6 * cfg.dim)
+            nn.init.zeros_(self.up.weight)
+            nn.init.zeros_(self.up.bias)
+
+    def modulation(self, e: Tensor, shared: Tensor) -> tuple[Tensor, ...]:
+        """e [B, F, D] and shared [B, F, 6, D] -> shift, scale, gate of attention and of the MLP, [B, F, D] each."""
+        m = shared + self.table
+        if self.cfg.rank:
+            m = m + self.up(F.silu(self.down(e))).unflatten(-1, (6, -1))
+        return m.float().unbind(2)
+
+    def forward(
+        self,
+        x: Tensor,
+        e: Tensor,
+        shared: Tensor,
+        rope: tuple[Tensor, Tensor],
+        past: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        text: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens x [B, F, n, D] -> the next x, and this layer's keys (unrotated) and values [B, h, F * n, D / h]."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(e, shared)
+        y = modulate(x, shift1, scale1, self.cfg.eps).flatten(1, 2)
+        q, k, v = self.qkv(y).unflatten(-1, (3, self.cfg.heads, -1)).unbind(2)
+        q, k, v = self.norm_q(q).transpose(1, 2), self.norm_k(k).transpose(1, 2), v.transpose(1, 2)
+        y = attend(rotate(q, rope, self.cfg.pairing), rotate(k, rope, self.cfg.pairing), v, past, mask)
+        x = gated_residual(x, self.out(y.transpose(1, 2).flatten(2)).view_as(x), gate1)
+        if self.cross is not None:
+            if text is None:
+                raise ValueError("this model was built with text cross-attention: its control must carry text")
+            x = x + self.cross(x.flatten(1, 2), text).view_as(x)
+        x = gated_residual(x, self.mlp(modulate(x, shift2, scale2, self.cfg.eps)), gate2)
+        return x, k, v

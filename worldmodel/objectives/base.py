@@ -1,0 +1,40 @@
+"""What a training objective is: it owns the models it trains and yields one Update per optimizer step."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer step of one role.
+
+    `losses` yields scalars; each is backpropagated as it comes, so that only one graph lives at a time. Their sum is
+    the loss. `metrics` is read after the last of them.
+    """
+
+    role: str
+    losses: Iterable[Tensor]
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """`updates` yields updates in order; each is applied before the next is asked for."""
+
+    roles: dict[str, nn.Module]
+
+    def updates(self, clips: list[Any]) -> Iterator[Update]:
+        """clips: this process's micro-batches of one step, of equal size. Randomness is keyed by clip.index."""
+        ...
+
+    def validate(self, clip: Any) -> dict[str, Tensor]:
+        """Losses on held-out data, without gradients."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the objective must find again after a resume, besides the roles' weights."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

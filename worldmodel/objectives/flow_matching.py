@@ -1,0 +1,117 @@
+"""Flow matching on recorded clips: |v_theta(x_t, t) - (noise - x)|^2, with three ways to noise a clip's chunks.
+
+`teacher`: every chunk is denoised given the clean chunks before it. `independent`: every chunk has its own level and
+sees the noisy ones before it (Diffusion Forcing, 2407.01392). `monotone`: an anchor chunk's level is logit-normal and
+levels do not fall going away from it (interpretation of CoPP in MiniWorld, 2608.01127).
+
+Times, noise and dropped actions are keyed by the global index of each sample: a step is the same on one process and on
+many, before and after a resume.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import flow, noise
+from ..chunk import ActionControl, Clip
+from ..errors import UserError
+from .base import Update
+
+NOISE, LEVEL, DROP, HISTORY_NOISE, HISTORY_LEVEL, ANCHOR = range(6)  # draws of a sample's keyed generator
+VALIDATION = 1 << 40  # validation samples are keyed beyond any training sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowMatching:
+    """Configuration.
+
+    chunk_noise: see the module. context_noise: with `teacher`, each history chunk is noised at its own level drawn from
+    [0, context_noise] and the model is told. shift: schedule shift of the training times; mean, std: of their
+    logit-normal before the shift. drop: share of rows whose actions are dropped, for guidance. context: number of
+    leading chunks that are only history and carry no loss, as a deployed stream always has some.
+    """
+
+    chunk_noise: Literal["teacher", "independent", "monotone"] = "teacher"
+    context_noise: float = 0.0
+    shift: float = 1.0
+    mean: float = 0.0
+    std: float = 1.0
+    drop: float = 0.1
+    context: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.context_noise < 1 or not 0 <= self.drop <= 1:
+            raise UserError(f"flow matching: context_noise {self.context_noise} and drop {self.drop} must be in [0, 1)")
+
+    def build(self, model: nn.Module, chunk: int, seed: int) -> "FlowMatchingObjective":
+        """model: a DiT, or a wrapper of one that forwards (mode, ...); chunk: its frames per chunk."""
+        return FlowMatchingObjective(self, model, chunk, seed)
+
+
+class FlowMatchingObjective:
+    """One role, `model`, one update per step."""
+
+    def __init__(self, cfg: FlowMatching, model: nn.Module, chunk: int, seed: int) -> None:
+        self.cfg, self.chunk, self.seed = cfg, chunk, seed
+        self.roles = {"model": model}
+
+    def updates(self, clips: list[Clip[ActionControl]]) -> Iterator[Update]:
+        yield Update("model", (self.loss(clip) / len(clips) for clip in clips))
+
+    def validate(self, clip: Clip[ActionControl]) -> dict[str, Tensor]:
+        """The teacher-forced loss without dropped actions, whatever the training noise: comparable between runs."""
+        cfg = replace(self.cfg, chunk_noise="teacher", context_noise=0.0, drop=0.0)
+        with torch.no_grad():
+            return {
+                "loss": FlowMatchingObjective(cfg, self.roles["model"], self.chunk, self.seed + VALIDATION).loss(clip)
+            }
+
+    def loss(self, clip: Clip[ActionControl]) -> Tensor:
+        """Mean squared velocity error [] over the chunks after the context."""
+        x, cfg = clip.x, self.cfg
+        seed = noise.row_seed(self.seed, clip.index)
+        frames = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        eps = noise.normal(seed, frames, NOISE, tuple(x.shape[2:]))
+        t = self._levels(seed, x.shape[1] // self.chunk)
+        x_t = flow.interpolate(x, eps, t)
+        control = clip.control
+        if cfg.drop:
+            kept = noise.uniform(seed, frames[:, :1], DROP) >= cfg.drop
+            control = replace(control, has_action=control.has_action & kept)
+        history = self._history(x, seed, frames) if cfg.chunk_noise == "teacher" else None
+        v = self.roles["model"]("clip", x_t, t, control, history)
+        error = (v.float() - flow.velocity(x, eps)).square()
+        return error[:, cfg.context * self.chunk :].mean()
+
+    def _history(self, x: Tensor, seed: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        level = torch.zeros(x.shape[:2], device=x.device)
+        if not self.cfg.context_noise:
+            return x, level
+        chunks = torch.arange(x.shape[1] // self.chunk, device=x.device).expand(x.shape[0], -1)
+        level = self.cfg.context_noise * noise.uniform(seed, chunks, HISTORY_LEVEL).repeat_interleave(self.chunk, 1)
+        return flow.interpolate(x, noise.normal(seed, frames, HISTORY_NOISE, tuple(x.shape[2:])), level), level
+
+    def _levels(self, seed: Tensor, chunks: int) -> Tensor:
+        """Flow times [B, T], equal within a chunk."""
+        order = torch.arange(chunks, device=seed.device).expand(seed.shape[0], -1)
+        level = torch.sigmoid(self.cfg.mean + self.cfg.std * noise.normal(seed, order, LEVEL, ()))
+        if self.cfg.chunk_noise == "monotone":
+            anchor = (noise.uniform(seed, order[:, :1], ANCHOR) * chunks).long()
+            level = self._outward(level, (order - anchor).abs())
+        return flow.shift(level, self.cfg.shift).repeat_interleave(self.chunk, 1)
+
+    @staticmethod
+    def _outward(level: Tensor, distance: Tensor) -> Tensor:
+        """Levels [B, n] made non-decreasing in the distance [B, n] from the anchor: the largest met on the way out."""
+        nearer = distance[:, None, :] <= distance[:, :, None]
+        return torch.where(nearer, level[:, None, :], 0.0).amax(-1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise UserError(f"flow matching has no state to resume, the checkpoint holds {sorted(state)}")

@@ -1,0 +1,234 @@
+"""Samplers: frozen values that make one clean chunk from noise. They know nothing about streams.
+
+A sampler is called with (model, control, state) and returns the chunk's latents [B, K, C, H, W] and what it has begun
+and not finished. All noise is keyed by (row seed, absolute frame, draw), so that the same state gives the same chunk.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from . import flow, noise
+from .errors import UserError
+from .state import Pending, State
+
+Velocity = Callable[[Tensor, Tensor], Tensor]
+
+
+class Streamable(Protocol):
+    """What a model needs to be sampled and rolled out."""
+
+    @property
+    def chunk(self) -> int:
+        """Frames K of one chunk."""
+        ...
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Shape of one frame's latent, (C, H, W)."""
+        ...
+
+    def prepare(self, control: Any, state: State) -> Any: ...
+
+    def velocity(self, x_t: Tensor, t: Tensor, prepared: Any) -> Tensor: ...
+
+    def remember(self, chunk: Any, state: State, time: float = 0.0) -> Any: ...
+
+
+class Sampler(Protocol):
+    """One chunk per call."""
+
+    @property
+    def lookahead(self) -> int:
+        """How many chunks beyond the present one the control must cover."""
+        ...
+
+    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, Pending | None]: ...
+
+
+def draw(model: Streamable, state: State, frames: int, step: int) -> Tensor:
+    """Keyed noise [B, F, C, H, W] for the next `frames` frames of every row, draw number `step`."""
+    index = state.frame[:, None] + torch.arange(frames, device=state.frame.device)
+    return noise.normal(state.seed, index, step, model.frame_shape)
+
+
+def guided(model: Streamable, control: Any, state: State, guidance: float) -> Velocity:
+    """The velocity field of a chunk; with guidance g it is v_u + g (v_c - v_u) (Ho & Salimans, 2207.12598).
+
+    The unconditional branch drops the control and reads the same memory. g = 1 costs one model call, others two.
+    """
+    conditional = model.prepare(control, state)
+    if guidance == 1.0:
+        return lambda x, t: model.velocity(x, t, conditional)
+    unconditional = model.prepare(control.unconditional(), state)
+
+    def velocity(x: Tensor, t: Tensor) -> Tensor:
+        v = model.velocity(x, t, unconditional)
+        return v + guidance * (model.velocity(x, t, conditional) - v)
+
+    return velocity
+
+
+def _at(x: Tensor, t: float) -> Tensor:
+    return torch.full(x.shape[:2], t, device=x.device)
+
+
+def _check_steps(name: str, steps: int) -> None:
+    if steps < 1:
+        raise UserError(f"{name}: steps must be at least 1, not {steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Euler:
+    """Euler steps along a shifted schedule. steps: model calls per chunk; shift: see flow.shift; guidance: 1 is off."""
+
+    steps: int = 4
+    shift: float = 1.0
+    guidance: float = 1.0
+    lookahead: int = 0
+
+    def __post_init__(self) -> None:
+        _check_steps("Euler", self.steps)
+
+    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
+        velocity = guided(model, control, state, self.guidance)
+        x, times = draw(model, state, model.chunk, 0), flow.times(self.steps, self.shift)
+        for t, s in zip(times[:-1], times[1:], strict=True):
+            x = flow.euler(x, velocity(x, _at(x, t)), _at(x, t), _at(x, s))
+        return x, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heun:
+    """Heun's second-order steps: two model calls each, the last step is plain Euler into t = 0."""
+
+    steps: int = 4
+    shift: float = 1.0
+    guidance: float = 1.0
+    lookahead: int = 0
+
+    def __post_init__(self) -> None:
+        _check_steps("Heun", self.steps)
+
+    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
+        velocity = guided(model, control, state, self.guidance)
+        x, times = draw(model, state, model.chunk, 0), flow.times(self.steps, self.shift)
+        for t, s in zip(times[:-1], times[1:], strict=True):
+            v = velocity(x, _at(x, t))
+            ahead = flow.euler(x, v, _at(x, t), _at(x, s))
+            if s > 0:
+                v = (v + velocity(ahead, _at(x, s))) / 2
+                ahead = flow.euler(x, v, _at(x, t), _at(x, s))
+            x = ahead
+        return x, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewStep:
+    """Jump to the predicted data, add fresh noise at the next level, repeat (consistency-style few-step sampling)."""
+
+    levels: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25)
+    shift: float = 1.0
+    guidance: float = 1.0
+    lookahead: int = 0
+
+    def __post_init__(self) -> None:
+        falling = all(a > b for a, b in zip(self.levels[:-1], self.levels[1:], strict=True))
+        if not self.levels or self.levels[0] != 1.0 or not falling or self.levels[-1] <= 0:
+            raise UserError(f"FewStep: levels must fall from 1.0 and stay above 0, not {self.levels}")
+
+    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
+        velocity = guided(model, control, state, self.guidance)
+        x = draw(model, state, model.chunk, 0)
+        for i, level in enumerate(self.levels):
+            t = flow.shift(_at(x, level), self.shift)
+            x_t = x if i == 0 else flow.interpolate(x, draw(model, state, model.chunk, i), t)
+            x = flow.clean(x_t, velocity(x_t, t), t)
+        return x, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstChunks:
+    """One sampler for a stream's first chunks, another one afterwards: a schedule that depends on the chunk."""
+
+    first: Euler | Heun | FewStep
+    chunks: int
+    then: Euler | Heun | FewStep
+    lookahead: int = 0
+
+    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
+        early = state.frame < self.chunks * model.chunk
+        if not early.any():
+            return self.then(model, control, state)
+        if early.all():
+            return self.first(model, control, state)
+        first, then = self.first(model, control, state)[0], self.then(model, control, state)[0]
+        return torch.where(early.reshape(-1, *(1,) * (first.ndim - 1)), first, then), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipelined:
+    """Several chunks in flight at staggered noise levels (Rolling Diffusion, 2402.09470; RollingForcing, 2509.25161).
+
+    With `chunks` = n in flight and `steps` = n * m, every call advances all of them by m levels in joint passes and
+    hands out the first, so that a chunk costs m passes over n chunks instead of n * m passes over one. Control must
+    cover all n chunks (lookahead n - 1). A new row starts with a triangle of passes that brings its chunks to their
+    levels.
+    """
+
+    chunks: int = 2
+    steps: int = 4
+    shift: float = 1.0
+    guidance: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_steps("Pipelined", self.steps)
+        if self.chunks < 1 or self.steps % self.chunks:
+            raise UserError(f"Pipelined: {self.steps} steps do not divide among {self.chunks} chunks in flight")
+
+    @property
+    def lookahead(self) -> int:
+        return self.chunks - 1
+
+    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, Pending]:
+        velocity = guided(model, control, state, self.guidance)
+        size, per_call = model.chunk, self.steps // self.chunks
+        fresh = draw(model, state, size * self.chunks, 0)
+        x, level = fresh.clone(), torch.zeros(self.chunks, dtype=torch.int64)  # steps already taken, per chunk
+        if state.pending is None or not state.pending.ready.all():
+            for _ in range(self.chunks - 1):  # the triangle: chunk j waits for chunk j - 1 to be one stage ahead
+                level_next = level + per_call
+                level_next[int((level > 0).sum()) + 1 :] = 0
+                x, level = self._advance(velocity, x, level, level_next, size)
+        else:
+            level = torch.arange(self.chunks - 1, -1, -1) * per_call
+        if state.pending is not None:
+            ready = state.pending.ready.reshape(-1, *(1,) * (x.ndim - 1))
+            x = torch.where(ready, torch.cat((state.pending.x, fresh[:, -size:]), 1), x)
+            level = torch.arange(self.chunks - 1, -1, -1) * per_call
+        x, level = self._advance(velocity, x, level, level + per_call, size)
+        return x[:, :size], Pending(x[:, size:], torch.ones_like(state.active))
+
+    def _advance(
+        self, velocity: Velocity, x: Tensor, level: Tensor, target: Tensor, size: int
+    ) -> tuple[Tensor, Tensor]:
+        """All chunks from their levels to the target levels, one joint pass per level."""
+        times = torch.tensor(flow.times(self.steps, self.shift), dtype=torch.float32)
+        while bool((level < target).any()):
+            ahead = torch.minimum(level + 1, target)
+            t, s = (times[i].repeat_interleave(size).expand(x.shape[:2]).to(x.device) for i in (level, ahead))
+            x, level = flow.euler(x, velocity(x, t), t, s), ahead
+        return x, level
+
+
+AnySampler = Euler | Heun | FewStep | FirstChunks | Pipelined
+
+
+def with_steps(sampler: AnySampler, steps: int) -> AnySampler:
+    """The same sampler with another number of model calls per chunk, where it has one."""
+    if isinstance(sampler, Euler | Heun | Pipelined):
+        return replace(sampler, steps=steps)
+    raise UserError(f"{type(sampler).__name__}: its number of steps is part of its schedule, set that instead")

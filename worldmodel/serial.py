@@ -1,0 +1,96 @@
+"""Configuration values to JSON and back. A value that may be of several types says which one under "type"."""
+
+import dataclasses
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .errors import UserError
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """A (nested) dataclass of plain fields as JSON data, with its class name under "type"."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [to_json(v) for v in value]
+    if isinstance(value, dict):
+        return {key: to_json(v) for key, v in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no place in a JSON configuration")
+
+
+def from_json(data: Any, kind: Any, where: str) -> Any:
+    """The inverse of `to_json` for a dataclass type or a union of them; `where` names the place in errors.
+
+    Unknown and missing keys, and a type that is none of the allowed ones, are UserErrors that name the key.
+    """
+    allowed = [k for k in (typing.get_args(kind) or (kind,)) if dataclasses.is_dataclass(k)]
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: expected an object, found {type(data).__name__}")
+    name = data.get("type", allowed[0].__name__ if len(allowed) == 1 else None)
+    cls = next((k for k in allowed if k.__name__ == name), None)
+    if cls is None:
+        raise UserError(f"{where}: type {name!r} is none of {[k.__name__ for k in allowed]}")
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    for key in data:
+        if key != "type" and key not in fields:
+            raise UserError(f"{where}: unknown key '{key}'; {name} knows {sorted(fields)}")
+    values = {}
+    for key, field in fields.items():
+        if key in data:
+            values[key] = _value(data[key], hints[key], f"{where}.{key}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{where}: key '{key}' is missing")
+    return cls(**values)
+
+
+def _value(data: Any, hint: Any, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in args:
+            return None
+        classes = [a for a in args if dataclasses.is_dataclass(a)]
+        if classes:
+            return from_json(data, typing.Union[tuple(classes)], where)
+        return _value(data, next(a for a in args if a is not type(None)), where)
+    if dataclasses.is_dataclass(hint):
+        return from_json(data, hint, where)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise UserError(f"{where}: expected a list, found {type(data).__name__}")
+        inner = [args[0]] * len(data) if len(args) == 2 and args[1] is Ellipsis else args
+        return tuple(_value(d, h, f"{where}[{i}]") for i, (d, h) in enumerate(zip(data, inner, strict=True)))
+    if origin is typing.Literal:
+        if data not in args:
+            raise UserError(f"{where}: {data!r} is none of {list(args)}")
+        return data
+    if hint is Path:
+        return Path(data)
+    if hint in (int, float, str, bool):
+        fits = isinstance(data, (int, float) if hint is float else hint) and (
+            hint is bool or not isinstance(data, bool)
+        )
+        if not fits:
+            raise UserError(f"{where}: expected {hint.__name__}, found {data!r}")
+        return hint(data)
+    return data
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; a missing or broken file is a UserError that names it and the place."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from error

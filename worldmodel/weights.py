@@ -1,0 +1,53 @@
+"""Weights on disk: safetensors only, checked by name and shape. A pickle is refused, as it could run code."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from .errors import UserError
+
+PICKLES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
+
+
+def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Missing, truncated and pickle files are UserErrors that name it."""
+    if path.suffix in PICKLES:
+        raise UserError(f"{path}: a pickle could run code when it is read; only safetensors files are loaded")
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        return load_file(path, device)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path}: not a complete safetensors file ({error})") from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The text metadata of a safetensors file."""
+    read_tensors(path)
+    with safe_open(path, "pt") as file:
+        return file.metadata() or {}
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write contiguous copies of tensors to a safetensors file."""
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path, metadata)
+
+
+def load_into(module: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
+    """Load tensors into a module of exactly these names and shapes; anything else is a UserError that names the key."""
+    own = module.state_dict()
+    for name in own.keys() - tensors.keys():
+        raise UserError(f"{where}: weight '{name}' is missing: this is not a checkpoint of this model")
+    for name in tensors.keys() - own.keys():
+        raise UserError(f"{where}: unknown weight '{name}': this is not a checkpoint of this model")
+    for name, tensor in tensors.items():
+        if tensor.shape != own[name].shape:
+            raise UserError(
+                f"{where}: weight '{name}' has shape {list(tensor.shape)}, the model expects {list(own[name].shape)}"
+            )
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise UserError(f"{where}: weight '{name}' holds values that are not finite")
+    module.load_state_dict(tensors)
