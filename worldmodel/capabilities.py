@@ -210,7 +210,7 @@ print(json.dumps({"cuda": cuda, "mps": torch.backends.mps.is_available(), "sdpa"
 
 
 def once[T](ask: Callable[[], T]) -> Callable[[], T]:
-    """Asks on the first call only; threads that call meanwhile wait for that answer (functools.cache would ask again)."""
+    """Asks on the first call only; threads that call meanwhile wait for it (functools.cache asks again)."""
     lock, answers = threading.Lock(), list[T]()
 
     @functools.wraps(ask)
