@@ -79,7 +79,7 @@ class ActionControl:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk(Generic[C]):
+class Chunk[C: Control]:
     """K consecutive latent frames of B streams, and the control they were made under."""
 
     x: Tensor  # [B, K, C, H, W]
@@ -94,7 +94,7 @@ class Chunk(Generic[C]):
 
 
 @dataclass(frozen=True, slots=True)
-class Clip(Generic[C]):
+class Clip[C: Control]:
     """A recorded piece of B streams, as datasets give it."""
 
     x: Tensor  # [B, T, C, H, W]

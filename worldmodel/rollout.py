@@ -45,7 +45,7 @@ def advance(model: Streamable, chunk: Chunk, state: State, context_time: float =
     return replace(state, memory=memory, frame=frame)
 
 
-def step(
+def step[C: Control](
     model: Streamable, sample: Sampler, control: C, state: State, context_time: float = 0.0
 ) -> tuple[Chunk[C], State]:
     """Make one chunk under `control` ([B, K * (1 + lookahead)] frames of it) and move the state past it."""

@@ -4,6 +4,7 @@ A sampler is called with (model, control, state) and returns the chunk's latents
 and not finished. All noise is keyed by (row seed, absolute frame, draw), so that the same state gives the same chunk.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -96,7 +97,7 @@ class Euler:
     def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
         velocity = guided(model, control, state, self.guidance)
         x, times = draw(model, state, model.chunk, 0), flow.times(self.steps, self.shift)
-        for t, s in zip(times[:-1], times[1:], strict=True):
+        for t, s in itertools.pairwise(times):
             x = flow.euler(x, velocity(x, _at(x, t)), _at(x, t), _at(x, s))
         return x, None
 
@@ -116,7 +117,7 @@ class Heun:
     def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
         velocity = guided(model, control, state, self.guidance)
         x, times = draw(model, state, model.chunk, 0), flow.times(self.steps, self.shift)
-        for t, s in zip(times[:-1], times[1:], strict=True):
+        for t, s in itertools.pairwise(times):
             v = velocity(x, _at(x, t))
             ahead = flow.euler(x, v, _at(x, t), _at(x, s))
             if s > 0:

@@ -1,7 +1,9 @@
 """Configuration values to JSON and back. A value that may be of several types says which one under "type"."""
 
 import dataclasses
+import functools
 import json
+import operator
 import types
 import typing
 from pathlib import Path
@@ -61,7 +63,7 @@ def _value(data: Any, hint: Any, where: str) -> Any:
             return None
         classes = [a for a in args if dataclasses.is_dataclass(a)]
         if classes:
-            return from_json(data, typing.Union[tuple(classes)], where)
+            return from_json(data, functools.reduce(operator.or_, classes), where)
         return _value(data, next(a for a in args if a is not type(None)), where)
     if dataclasses.is_dataclass(hint):
         return from_json(data, hint, where)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from worldmodel.errors import UserError
+
 from .base import Context, Geometry, Rotation
 
 

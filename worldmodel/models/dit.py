@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from worldmodel import flow
+from worldmodel.chunk import ActionControl, Chunk
+from worldmodel.errors import UserError
 from worldmodel.kernels.rope import Pairing
+from worldmodel.memory import Context, Geometry, Memory
+from worldmodel.state import State
 
-from .. import flow
-from ..chunk import ActionControl, Chunk
-from ..errors import UserError
-from ..memory import Context, Geometry, Memory
-from ..state import State
 from .layers import Block, BlockConfig, QKNorm
 from .rope import Rope3D
 

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..actions import ActionSpec
-from ..chunk import ActionControl, Clip
-from ..errors import UserError
-from ..memory import FullConfig, WindowConfig
-from ..sampler import AnySampler, Euler
-from ..serial import from_json, read_json, to_json
-from ..weights import load_into, read_tensors, write_tensors
+from worldmodel.actions import ActionSpec
+from worldmodel.chunk import ActionControl, Clip
+from worldmodel.errors import UserError
+from worldmodel.memory import FullConfig, WindowConfig
+from worldmodel.sampler import AnySampler, Euler
+from worldmodel.serial import from_json, read_json, to_json
+from worldmodel.weights import load_into, read_tensors, write_tensors
+
 from .dit import DiT, DiTConfig
 from .tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 

@@ -15,9 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import flow, noise
-from ..chunk import ActionControl, Clip
-from ..errors import UserError
+from worldmodel import flow, noise
+from worldmodel.chunk import ActionControl, Clip
+from worldmodel.errors import UserError
+
 from .base import Update
 
 NOISE, LEVEL, DROP, HISTORY_NOISE, HISTORY_LEVEL, ANCHOR = range(6)  # draws of a sample's keyed generator
