@@ -1,0 +1,1 @@
+"""Networks and the values that they are built from."""
