@@ -1,7 +1,7 @@
-"""Doom through ViZDoom: textured rooms (``doom``) and the first Freedoom map (``doom/freedoom``).
+"""Doom through ViZDoom: textured rooms (``doom``) and the first map of Freedoom 2 (``doom/freedoom``).
 
-First person at 24 frames per second of two engine tics each; no weapon, no status bar, no monsters, no way to end the
-episode. The field of view is 90 degrees both ways.
+First person at 24 frames per second of two engine tics each; no weapon, no status bar, no monsters, no death. The field
+of view is 90 degrees both ways.
 """
 
 import math
@@ -29,6 +29,18 @@ FORWARD = 16.0  # engine movement units at forward = 1; top speed about 9 map un
 STRAFE = 13.0
 WIDE_FOV = math.degrees(2 * math.atan(4 / 3))  # of the 4:3 screen, so that its square middle sees 90 degrees
 BEAMS = 32  # horizontal directions of "clearance"
+
+UNITS_PER_METRE = 32.0
+DEPTH_STEP = 5.35 / UNITS_PER_METRE  # metres per count of ViZDoom's 8-bit depth buffer
+DEPTH_START = 9 / UNITS_PER_METRE  # metres at count 0; both fitted to a wall at 28 distances from 0.9 to 18 metres
+
+# Open spots of the Freedoom map, x and y in map units; it has one start of its own and doors that stay shut.
+_FREEDOOM_PLACES = (
+    *((-100, -150), (150, -150), (450, -100), (330, 180), (650, -160), (1000, -200), (1200, 200), (850, 200)),
+    *((1000, -430), (1000, -700), (1400, -600), (1300, -900), (1450, -1000), (1700, -450), (1650, -160), (1950, -450)),
+    *((1950, -150), (1950, -750), (0, -1100), (450, -1100), (900, -1000), (100, -1450), (0, -1400), (1090, 600)),
+    *((1100, 1150), (900, 900)),
+)
 
 _SCREENS = {  # height of a 4:3 screen, from which the square middle is cut
     192: vizdoom.ScreenResolution.RES_256X192,
@@ -59,8 +71,9 @@ class Doom(World):
 
     Observation: ``image`` uint8 [size, size, 3]; ``state`` float32 [4] = x, y (map units, 32 of them about a metre),
     angle (degrees in [0, 360), 0 = +x, counter-clockwise), pitch (degrees); ``clearance`` float32 [32], how far the
-    eye-level view is free in 32 directions from left (+45 degrees) to right (-45), in units of the depth buffer, for
-    the behaviour; ``depth`` uint8 [size, size] on request, ViZDoom's depth buffer (0 near, 255 far).
+    eye-level view is free in 32 directions from left (+45 degrees) to right (-45), in counts of the depth buffer (2
+    when touching a wall), for the behaviour; on request ``depth`` float32 [size, size], metres along the viewing axis.
+    ViZDoom's depth comes in steps of 0.17 m and, for pictures of up to 96 pixels, ends at 17 m.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}
@@ -81,15 +94,15 @@ class Doom(World):
         self._depth = depth
         self._size = size
         self._freedoom = freedoom
-        top = np.array([MAX_TURN, 1.0, 1.0], np.float32)
-        self.action_space = gymnasium.spaces.Box(-top, top, dtype=np.float32)
+        self._top = np.array([MAX_TURN, 1.0, 1.0], np.float32)
+        self.action_space = gymnasium.spaces.Box(-self._top, self._top, dtype=np.float32)
         spaces: dict[str, gymnasium.Space[Any]] = {
             "image": gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8),
             "state": gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32),
             "clearance": gymnasium.spaces.Box(0, 255, (BEAMS,), np.float32),
         }
         if depth:
-            spaces["depth"] = gymnasium.spaces.Box(0, 255, (size, size), np.uint8)
+            spaces["depth"] = gymnasium.spaces.Box(0, 43, (size, size), np.float32)
         self.observation_space = gymnasium.spaces.Dict(spaces)  # pyright: ignore[reportAttributeAccessIssue]
         self._scratch = tempfile.TemporaryDirectory(prefix="doom-")
         self._game = _start_game(freedoom, size, Path(self._scratch.name))
@@ -100,19 +113,29 @@ class Doom(World):
         self._game.set_seed(int(self.np_random.integers(2**31)) if seed is None else seed)
         self._game.new_episode()
         self._game.send_game_command(f"fov {WIDE_FOV:.4f}")
-        self._game.send_game_command("remove GreenArmor")  # the goal, which would end the episode
-        self._game.make_action([0.0, 0.0, 0.0], 1)
-        return self._observe(), {}
+        if self._freedoom:
+            self._game.send_game_command("god")
+            x, y = _FREEDOOM_PLACES[self.np_random.integers(len(_FREEDOOM_PLACES))]
+            self._game.send_game_command(f"warp {x} {y}")
+            turn = self.np_random.uniform(-180, 180)
+        else:
+            self._game.send_game_command("remove GreenArmor")  # the goal, which would end the episode
+            turn = 0.0
+        self._game.make_action([turn, 0.0, 0.0], 1)
+        self._observation = self._observe()
+        return self._observation, {}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict]:
-        turn, forward, strafe = np.clip(action, self.action_space.low, self.action_space.high).astype(float)
+        """One frame. Terminated, with the last observation again, in the unlikely case that the map is left."""
+        turn, forward, strafe = np.clip(action, self._top * -1, self._top).astype(float)
         self._game.make_action([-turn / TICS, forward * FORWARD, -strafe * STRAFE], TICS)
-        if self._game.is_episode_finished():
-            raise RuntimeError(f"{self.facts.name}: the episode ended, which this world never should")
-        return self._observe(), 0.0, False, False, {}
+        ended = self._game.is_episode_finished()
+        if not ended:
+            self._observation = self._observe()
+        return self._observation, 0.0, ended, False, {}
 
     def render(self) -> NDArray[np.uint8]:
-        return self._image()
+        return np.asarray(self._observation["image"], np.uint8)
 
     def close(self) -> None:
         self._game.close()
@@ -122,19 +145,22 @@ class Doom(World):
         state = self._game.get_state()
         depth = _square(state.depth_buffer)
         middle = len(depth) // 2
-        near = depth[middle - 2 : middle + 2].min(axis=0)
+        near = depth[middle - 2 : middle + 2].min(axis=0).reshape(BEAMS, -1).min(axis=1)
         observation: Observation = {
-            "image": self._image(),
+            "image": self._shrink(_square(state.screen_buffer)),
             "state": state.game_variables.astype(np.float32),
-            "clearance": near.reshape(BEAMS, -1).min(axis=1).astype(np.float32),
+            "clearance": near.astype(np.float32),
         }
         if self._depth:
-            observation["depth"] = cv2.resize(depth, (self._size, self._size), interpolation=cv2.INTER_AREA)
+            observation["depth"] = self._shrink(_metres(depth))
         return observation
 
-    def _image(self) -> NDArray[np.uint8]:
-        screen = _square(self._game.get_state().screen_buffer)
-        return cv2.resize(screen, (self._size, self._size), interpolation=cv2.INTER_AREA)
+    def _shrink(self, picture: NDArray[Any]) -> NDArray[Any]:
+        return cv2.resize(picture, (self._size, self._size), interpolation=cv2.INTER_AREA)
+
+
+def _metres(depth: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return depth.astype(np.float32) * np.float32(DEPTH_STEP) + np.float32(DEPTH_START)
 
 
 def _square(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:

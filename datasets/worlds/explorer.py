@@ -10,7 +10,7 @@ from worldmodel.datasets.worlds.base import Action, Observation
 
 STUCK_STEP = 0.8  # map units per frame: less than this while pushing forward counts as standing at a wall
 STUCK_FRAMES = 4
-WALL = 3.5  # clearance, in the depth buffer's units of about 8 map units, at which a wall is close
+WALL = 3.5  # clearance at which a wall is close, in the world's own unit of it
 
 _MODES = ("walk", "keys", "wander", "look", "back", "strafe", "still")
 _WEIGHTS = np.array([0.55, 0.20, 0.08, 0.05, 0.05, 0.05, 0.02])
@@ -36,7 +36,8 @@ class Explorer:
     300 degrees; back, strafe: move that way; still: nothing at all. Smooth noise on the turn of every moving habit
     keeps turn and move uncorrelated. At a wall (the pose no longer moves) it turns away.
 
-    It reads ``state`` (x, y, angle in its first three entries) and ``clearance`` [beams], left (+45 degrees) to right.
+    It reads ``state`` (x, y, angle in its first three entries) and ``clearance`` [beams], how far the view is free, from
+    left (+45 degrees) to right.
     """
 
     name = "explore"
