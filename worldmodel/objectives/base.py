@@ -11,12 +11,13 @@ from torch import Tensor, nn
 class Update:
     """One optimizer step of one role.
 
-    `losses` yields scalars; each is backpropagated as it comes, so that only one graph lives at a time. Their sum is
+    `losses` yields `count` scalars; each is backpropagated as it comes, so that only one graph lives at a time. Their sum is
     the loss. `metrics` is read after the last of them.
     """
 
     role: str
     losses: Iterable[Tensor]
+    count: int
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 

@@ -60,7 +60,7 @@ class FlowMatchingObjective:
         self.roles = {"model": model}
 
     def updates(self, clips: list[Clip[ActionControl]]) -> Iterator[Update]:
-        yield Update("model", (self.loss(clip) / len(clips) for clip in clips))
+        yield Update("model", (self.loss(clip) / len(clips) for clip in clips), len(clips))
 
     def validate(self, clip: Clip[ActionControl]) -> dict[str, Tensor]:
         """The teacher-forced loss without dropped actions, whatever the training noise: comparable between runs."""

@@ -1,0 +1,148 @@
+"""Checkpoints of a run: a folder per step, written beside its place and renamed, so that it is never half there.
+
+checkpoints/step_00001000/
+    state.json              format version, step, losses, data split, objective state: everything that is no tensor
+    ROLE.safetensors        weights of each role
+    ROLE.ema.safetensors    averaged weights
+    ROLE.optimizer.safetensors
+    objective.safetensors   tensors of the objective, if it has any
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from worldmodel.ema import Ema
+from worldmodel.errors import UserError
+from worldmodel.serial import read_json
+from worldmodel.weights import read_tensors, write_tensors
+
+FORMAT = 1
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_FLAT = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What is trained under one name."""
+
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    ema: Ema | None
+
+
+def tensors_of(roles: Mapping[str, Role]) -> dict[str, dict[str, Tensor]]:
+    """File name to tensors, gathered to whole CPU tensors (all ranks must call this)."""
+    files: dict[str, dict[str, Tensor]] = {}
+    for name, role in roles.items():
+        files[name] = get_model_state_dict(role.model, options=_WHOLE)
+        if role.ema is not None:
+            files[f"{name}.ema"] = {**role.ema.average, "updates": torch.tensor(role.ema.updates)}
+        flat = get_optimizer_state_dict(role.model, role.optimizers, options=_FLAT)
+        files[f"{name}.optimizer"] = {k: v for k, v in flat.items() if k.startswith("state.") and torch.is_tensor(v)}
+    return files
+
+
+def save(out: Path, step: int, files: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: Iterable[int]) -> Path:
+    """Write checkpoints/step_N and remove those not in `keep` (steps). Refuses weights that are not finite.
+
+    An OSError (a full disk) removes what was begun, leaves every older checkpoint, and becomes a UserError.
+    """
+    for name, tensors in files.items():
+        for key, tensor in tensors.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise UserError(f"{out}: '{key}' of {name} is not finite at step {step}; {last(out)}")
+    folder = out / "checkpoints" / f"step_{step:08d}"
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for name, tensors in files.items():
+            write_tensors(tensors, partial / f"{name}.safetensors")
+        (partial / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+        _sync(folder.parent)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{folder}: could not be written ({error.strerror or error}); {last(out)}") from error
+    kept = {f"step_{s:08d}" for s in (*keep, step)}
+    for old in steps(out):
+        if old.name not in kept:
+            shutil.rmtree(old)
+    return folder
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def last(out: Path) -> str:
+    found = steps(out)
+    return f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was written yet"
+
+
+def steps(out: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(p for p in (out / "checkpoints").glob("step_*") if p.is_dir())
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """state.json of a checkpoint; a newer format is a UserError."""
+    state = read_json(folder / "state.json")
+    if state.get("format", 0) > FORMAT:
+        raise UserError(f"{folder / 'state.json'}: format {state['format']} is newer than {FORMAT}, which is read here")
+    return state
+
+
+def restore(folder: Path, roles: Mapping[str, Role]) -> None:
+    """Load weights, averages and optimizer states; names and shapes must fit exactly."""
+    for name, role in roles.items():
+        path = folder / f"{name}.safetensors"
+        weights = read_tensors(path)
+        _fits(weights, get_model_state_dict(role.model, options=_WHOLE), path)
+        set_model_state_dict(role.model, weights, options=_WHOLE)
+        if role.ema is not None:
+            path = folder / f"{name}.ema.safetensors"
+            average = read_tensors(path)
+            role.ema.updates = int(average.pop("updates"))
+            _fits(average, role.ema.average, path)
+            role.ema.average = {k: v.to(role.ema.average[k].device) for k, v in average.items()}
+        path = folder / f"{name}.optimizer.safetensors"
+        stored = read_tensors(path)
+        flat = get_optimizer_state_dict(role.model, role.optimizers, options=_FLAT)
+        _fits(stored, {k: v for k, v in flat.items() if k.startswith("state.") and torch.is_tensor(v)}, path)
+        set_optimizer_state_dict(role.model, role.optimizers, {**flat, **stored}, options=_FLAT)
+
+
+def _fits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:
+    for key in sorted(found.keys() ^ expected.keys()):
+        what = "is missing" if key in expected else "is unknown"
+        raise UserError(f"{path}: '{key}' {what}: the checkpoint belongs to another model or optimizer")
+    for key, tensor in found.items():
+        if tensor.shape != expected[key].shape:
+            raise UserError(
+                f"{path}: '{key}' has shape {list(tensor.shape)}, the model expects {list(expected[key].shape)}"
+            )

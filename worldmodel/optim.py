@@ -1,0 +1,110 @@
+"""Optimizers and learning-rate schedules, as configuration values.
+
+Muon orthogonalises the momentum of every hidden matrix (Jordan et al., 2024, "Muon: an optimizer for hidden layers");
+everything else is left to AdamW. `torch.optim.Muon` computes in bfloat16, which CPUs without matrix units run about a
+hundred times slower than fp32, and treats a fused query-key-value matrix as one: ours computes in fp32 on CPUs and
+splits that matrix into its three parts.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+QUINTIC = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
+    """Newton-Schulz towards the nearest semi-orthogonal matrix. g: [..., m, n]; singular values land near 1."""
+    x = g.bfloat16() if g.is_cuda else g.float()
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    a, b, c = QUINTIC
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.mT if tall else x).to(g.dtype)
+
+
+class MuonOptimizer(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalised; updates are scaled to the root mean square that AdamW's have (0.2)."""
+
+    def __init__(self, params: Iterable[dict[str, Any]], lr: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                momentum = state["momentum"]
+                momentum.lerp_(p.grad, 1 - group["momentum"])
+                update = p.grad.lerp(momentum, group["momentum"]).unflatten(0, (group["parts"], -1))
+                scale = 0.2 * math.sqrt(max(update.shape[-2:]))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(orthogonalise(update).flatten(0, 1), alpha=-group["lr"] * scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """AdamW for everything; weight decay only on matrices."""
+
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.01
+
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        return [_adamw([p for p in model.parameters() if p.requires_grad], self)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon:
+    """Muon for the matrices of the blocks, AdamW with the same learning rate for all other parameters."""
+
+    lr: float = 2e-3
+    momentum: float = 0.95
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.01
+
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        hidden = {n: p for n, p in named if "blocks." in n and n.endswith(".weight") and p.ndim == 2}
+        fused = [p for n, p in hidden.items() if n.endswith("qkv.weight")]
+        single = [p for n, p in hidden.items() if not n.endswith("qkv.weight")]
+        groups = [{"params": single, "parts": 1}, {"params": fused, "parts": 3}]
+        muon = MuonOptimizer([g for g in groups if g["params"]], self.lr, self.momentum, self.weight_decay)
+        return [muon, _adamw([p for n, p in named if n not in hidden], self)]
+
+
+def _adamw(params: list[nn.Parameter], cfg: AdamW | Muon) -> torch.optim.AdamW:
+    groups = [
+        {"params": [p for p in params if p.ndim >= 2], "weight_decay": cfg.weight_decay},
+        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=cfg.lr, betas=cfg.betas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Learning-rate factor: linear warm-up over `warmup` steps, then constant or a cosine down to `floor` at the end."""
+
+    shape: Literal["constant", "cosine"] = "cosine"
+    warmup: int = 100
+    floor: float = 0.0
+
+    def __call__(self, step: int, steps: int) -> float:
+        """The factor for the update that leads from `step` to step + 1, of `steps` in all."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.shape == "constant":
+            return 1.0
+        done = (step - self.warmup) / max(1, steps - self.warmup)
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))

@@ -1,0 +1,43 @@
+"""Between pictures at the border (uint8 [..., H, W, 3] RGB) and pixels inside models (float [..., 3, H, W] in [-1, 1])."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def to_float(frames: np.ndarray | Tensor) -> Tensor:
+    """uint8 [..., H, W, 3] -> fp32 [..., 3, H, W] in [-1, 1]."""
+    return torch.as_tensor(frames).movedim(-1, -3).float() / 127.5 - 1
+
+
+def to_uint8(pixels: Tensor) -> np.ndarray:
+    """Float [..., 3, H, W] in [-1, 1] -> uint8 [..., H, W, 3], rounded and clipped."""
+    scaled = ((pixels.detach().float() + 1) * 127.5).round().clamp(0, 255)
+    return scaled.to(torch.uint8).movedim(-3, -1).cpu().numpy()
+
+
+def enlarge(frames: np.ndarray, factor: int) -> np.ndarray:
+    """Whole-number nearest-neighbour enlargement of uint8 [..., H, W, 3]."""
+    return frames.repeat(factor, -3).repeat(factor, -2)
+
+
+def write_video(path: Path, frames: np.ndarray, fps: float, quality: int = 16) -> None:
+    """Write uint8 [T, H, W, 3] as H.264 (yuv420p, short groups of pictures). Odd sizes lose their last row or column.
+
+    fps may be fractional, such as 30000 / 1001. quality: x264's constant rate factor, lower is better.
+    """
+    rate = Fraction(fps).limit_denominator(1001)
+    height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.options = {"crf": str(quality), "g": "12", "preset": "veryfast"}
+        for frame in frames:
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[:height, :width]), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())

@@ -1,0 +1,99 @@
+"""A run: everything that one training needs, as one value. A file in configs/ is a function that returns it."""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from worldmodel.actions import ActionSpec
+from worldmodel.chunk import Clip
+from worldmodel.errors import UserError
+from worldmodel.models.dit import DiTConfig
+from worldmodel.models.world import StreamConfig
+from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.optim import AdamW, Muon, Schedule
+
+
+class Data(Protocol):
+    """Training data as a run sees it: clips that are a pure function of the step."""
+
+    @property
+    def batch(self) -> int:
+        """Clips per step, over all processes."""
+        ...
+
+    @property
+    def fps(self) -> float:
+        """Pixel frames per second."""
+        ...
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer that made the latents."""
+        ...
+
+    @property
+    def action_spec(self) -> ActionSpec | None: ...
+
+    @property
+    def split(self) -> dict[str, Any]:
+        """Which episodes train and which validate; stored in the checkpoint and compared on resume."""
+        ...
+
+    def batches(self, first_step: int, rank: int, world: int, micro: int) -> Iterator[list[Clip]]:
+        """From `first_step` on, this rank's share of every step's clips, cut into `micro` micro-batches."""
+        ...
+
+    def validation_batches(self, count: int) -> Iterator[Clip]:
+        """`count` fixed batches of held-out clips."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training. Every field can be overridden on the command line.
+
+    micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init: a world
+    model folder whose transformer weights the run starts from. validate: held-out batches per validation.
+    """
+
+    data: Data
+    model: DiTConfig
+    out: Path
+    objective: FlowMatching = field(default_factory=FlowMatching)
+    optimizer: AdamW | Muon = field(default_factory=AdamW)
+    schedule: Schedule = field(default_factory=Schedule)
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    steps: int = 1000
+    micro: int = 1
+    clip_grad: float = 1.0
+    ema: float = 0.999
+    precision: Literal["fp32", "bf16"] = "fp32"
+    checkpointing: bool = False
+    compile: bool = False
+    threads: int | None = None
+    init: Path | None = None
+    seed: int = 0
+    log_every: int = 10
+    save_every: int = 200
+    validate_every: int = 200
+    validate: int = 4
+    sample_every: int = 1000
+    sample_frames: int = 64
+
+
+def load(path: Path | str) -> Run:
+    """The Run that a file in configs/ describes."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such configuration; a run is a Python file with a function run() -> Run")
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    make = getattr(module, "run", None)
+    run = make() if callable(make) else None
+    if not isinstance(run, Run):
+        raise UserError(f"{path}: has no function run() that returns a Run")
+    return run
