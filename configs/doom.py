@@ -1,0 +1,38 @@
+"""The shipped world: ViZDoom's my_way_home, 64 x 64 pixels, 24 frames per second, on a CPU.
+
+    worldmodel collect doom --episodes 240 --out runs/data/doom
+    worldmodel train configs/doom_autoencoder.py
+    worldmodel encode runs/data/doom --tokenizer runs/doom_autoencoder --out runs/data/doom_latents
+    worldmodel train configs/doom.py
+"""
+
+from pathlib import Path
+
+from worldmodel.datasets.latents import LatentClips
+from worldmodel.memory import WindowConfig
+from worldmodel.models.dit import DiTConfig
+from worldmodel.models.world import StreamConfig
+from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.optim import Muon, Schedule
+from worldmodel.run import Run
+from worldmodel.sampler import Euler
+
+
+def run() -> Run:
+    return Run(
+        data=LatentClips(path=(Path("runs/data/doom_latents"),), length=24, batch=8, validation=0.05),
+        model=DiTConfig(channels=8, size=(8, 8), chunk=4, dim=192, depth=6, heads=6, hidden=768, actions=3, rank=16),
+        objective=FlowMatching(chunk_noise="teacher", context_noise=0.3, drop=0.1, context=1),
+        optimizer=Muon(lr=2e-3),
+        schedule=Schedule(shape="cosine", warmup=100, floor=0.02),
+        stream=StreamConfig(memory=WindowConfig(sink=0, ring=20), sampler=Euler(steps=6), context_time=0.05),
+        out=Path("runs/doom"),
+        steps=4000,
+        ema=0.998,
+        threads=1,
+        compile=True,
+        log_every=20,
+        save_every=100,
+        validate_every=200,
+        sample_every=500,
+    )
