@@ -106,7 +106,8 @@ def write_episode(folder: Path, index: int, latents: NDArray[Any], actions: NDAr
     are a UserError that names the frame.
     """
     path = episode_file(folder, index)
-    half = latents.astype(np.float16)
+    with np.errstate(over="ignore"):  # reported below
+        half = latents.astype(np.float16)
     bad = ~np.isfinite(half).all(axis=(1, 2, 3))
     if bad.any():
         raise UserError(f"{path}: latent frame {int(bad.argmax())} holds values that are not finite in float16")
