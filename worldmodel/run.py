@@ -9,9 +9,11 @@ from typing import Any, Literal, Protocol
 from worldmodel.actions import ActionSpec
 from worldmodel.chunk import Clip
 from worldmodel.errors import UserError
+from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.optim import AdamW, Muon, Schedule
 
 
@@ -51,17 +53,17 @@ class Data(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run[D: Data]:
     """One training. Every field can be overridden on the command line.
 
     micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init: a world
     model folder whose transformer weights the run starts from. validate: held-out batches per validation.
     """
 
-    data: Data
-    model: DiTConfig
+    data: D
+    model: DiTConfig | AutoencoderConfig
     out: Path
-    objective: FlowMatching = field(default_factory=FlowMatching)
+    objective: FlowMatching | Reconstruction = field(default_factory=FlowMatching)
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     schedule: Schedule = field(default_factory=Schedule)
     stream: StreamConfig = field(default_factory=StreamConfig)
@@ -80,7 +82,6 @@ class Run:
     validate_every: int = 200
     validate: int = 4
     sample_every: int = 1000
-    sample_frames: int = 64
 
 
 def load(path: Path | str) -> Run:

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
-from torch import Tensor
+from torch import Tensor, nn
 
-from worldmodel import checkpoint
+from worldmodel import artifact, checkpoint
 from worldmodel.checkpoint import Role
 from worldmodel.ema import Ema
 from worldmodel.errors import UserError
-from worldmodel.models.tokenizer import load_tokenizer
+from worldmodel.models.autoencoder import Autoencoder
+from worldmodel.models.dit import DiT
 from worldmodel.models.world import WorldModel
 from worldmodel.objectives.base import Objective, Update
 from worldmodel.progress import Line, StopSignal
 from worldmodel.run import Run
-from worldmodel.samples import write_sample
 from worldmodel.serial import to_json
 from worldmodel.weights import load_into
 
@@ -43,15 +43,10 @@ def train(run: Run) -> dict[str, float]:
         torch.set_num_threads(run.threads)
     accelerator = _accelerator(run)
     torch.manual_seed(run.seed)
-    model = run.model.build()
-    model.checkpointing = run.checkpointing
-    if run.init is not None:
-        load_into(model, WorldModel.load(run.init).dit.state_dict(), str(run.init))
-    if run.compile:
-        for block in model.blocks:
-            block.compile()
+    artifact.check(run)
+    model = _model(run)
     wrapped, *optimizers = accelerator.prepare(model, *run.optimizer.build(model))
-    objective = run.objective.build(wrapped, run.model.chunk, run.seed)
+    objective = run.objective.build(wrapped, run.model, run.seed)
     roles = {"model": Role(wrapped, optimizers, Ema(wrapped, run.ema) if run.ema else None)}
     step, best = _resume(run, roles, objective)
 
@@ -93,12 +88,11 @@ def train(run: Run) -> dict[str, float]:
                 previous = [int(folder.name.removeprefix("step_")) for folder in checkpoint.steps(run.out)[-1:]]
                 keep = [*previous, *([best[1]] if best else [])]
                 checkpoint.save(run.out, step, files, _state(run, objective, best, metrics), keep)
-                _world(run, files, step, metrics).save(run.out / "world")
+                artifact.save(_made(run, files, step, metrics), run.out / "model")
             accelerator.wait_for_everyone()
         if main and (step == run.steps or step % run.sample_every == 0):
-            world = _world(run, checkpoint.tensors_of(roles), step, metrics)
-            clip = next(iter(run.data.validation_batches(1)))
-            write_sample(world, clip, run.out / "samples" / f"step_{step:08d}.mp4")
+            made = _made(run, checkpoint.tensors_of(roles), step, metrics)
+            artifact.look(made, run, run.out / "samples" / f"step_{step:08d}.mp4")
         if stopping:
             line.note(f"stopped at step {step}, saved; the same command continues")
             break
@@ -185,16 +179,23 @@ def _resume(run: Run, roles: dict[str, Role], objective: Objective) -> tuple[int
     return state["step"], tuple(state["best"]) if state["best"] else None
 
 
-def _world(run: Run, files: dict[str, dict[str, Tensor]], step: int, metrics: dict[str, float]) -> WorldModel:
-    """What the run has made so far, with averaged weights where there are any."""
-    average = {k: v for k, v in files.get("model.ema", {}).items() if k != "updates"}
+def _model(run: Run) -> nn.Module:
+    """The model at step 0 of a run."""
     model = run.model.build()
-    load_into(model, {**files["model"], **average}, f"{run.out}, step {step}")
-    return WorldModel(
-        dit=model.eval().requires_grad_(False),
-        tokenizer=load_tokenizer(run.data.tokenizer).eval().requires_grad_(False),
-        actions=run.data.action_spec,
-        fps=run.data.fps,
-        stream=run.stream,
-        card={"step": step, "seed": run.seed, "weights": "averaged" if average else "last", "metrics": metrics},
-    )
+    if isinstance(model, DiT):
+        model.checkpointing = run.checkpointing
+        if run.init is not None:
+            load_into(model, WorldModel.load(run.init).dit.state_dict(), str(run.init))
+        if run.compile:
+            for block in model.blocks:
+                block.compile()
+    return model
+
+
+def _made(
+    run: Run, files: dict[str, dict[str, Tensor]], step: int, metrics: dict[str, float]
+) -> WorldModel | Autoencoder:
+    """What the run has made so far, with averaged weights where there are any."""
+    average = {name: value for name, value in files.get("model.ema", {}).items() if name != "updates"}
+    card = {"step": step, "seed": run.seed, "weights": "averaged" if average else "last", "metrics": metrics}
+    return artifact.make(run, {**files["model"], **average}, card)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from worldmodel import flow, noise
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
+from worldmodel.models.dit import DiTConfig
 
 from .base import Update
 
@@ -47,9 +48,9 @@ class FlowMatching:
         if not 0 <= self.context_noise < 1 or not 0 <= self.drop <= 1:
             raise UserError(f"flow matching: context_noise {self.context_noise} and drop {self.drop} must be in [0, 1)")
 
-    def build(self, model: nn.Module, chunk: int, seed: int) -> "FlowMatchingObjective":
-        """model: a DiT, or a wrapper of one that forwards (mode, ...); chunk: its frames per chunk."""
-        return FlowMatchingObjective(self, model, chunk, seed)
+    def build(self, model: nn.Module, config: DiTConfig, seed: int) -> "FlowMatchingObjective":
+        """model: the DiT of `config`, or a wrapper of it that forwards (mode, ...). seed: of the run."""
+        return FlowMatchingObjective(self, model, config.chunk, seed)
 
 
 class FlowMatchingObjective:
@@ -65,10 +66,9 @@ class FlowMatchingObjective:
     def validate(self, clip: Clip[ActionControl]) -> dict[str, Tensor]:
         """The teacher-forced loss without dropped actions, whatever the training noise: comparable between runs."""
         cfg = replace(self.cfg, chunk_noise="teacher", context_noise=0.0, drop=0.0)
+        held_out = FlowMatchingObjective(cfg, self.roles["model"], self.chunk, self.seed + VALIDATION)
         with torch.no_grad():
-            return {
-                "loss": FlowMatchingObjective(cfg, self.roles["model"], self.chunk, self.seed + VALIDATION).loss(clip)
-            }
+            return {"loss": held_out.loss(clip)}
 
     def loss(self, clip: Clip[ActionControl]) -> Tensor:
         """Mean squared velocity error [] over the chunks after the context."""

@@ -1,0 +1,79 @@
+"""What a run makes: a world model or a tokenizer, as the folder that every other command loads."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worldmodel.errors import UserError
+from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig
+from worldmodel.models.dit import DiTConfig
+from worldmodel.models.tokenizer import load_tokenizer, save_tokenizer
+from worldmodel.models.world import WorldModel
+from worldmodel.pixels import enlarge, to_uint8, write_video
+from worldmodel.run import Run
+from worldmodel.samples import write_sample
+from worldmodel.weights import load_into
+
+STATISTICS_BATCHES = 16
+
+
+def make(run: Run, weights: dict[str, Tensor], card: dict[str, Any]) -> WorldModel | Autoencoder:
+    """The model of a run with the given weights, ready to be used."""
+    model = run.model.build()
+    load_into(model, weights, str(run.out))
+    model = model.eval().requires_grad_(False)
+    if isinstance(model, Autoencoder):
+        _measure(model, run)
+        return model
+    tokenizer = load_tokenizer(run.data.tokenizer).eval().requires_grad_(False)
+    return WorldModel(
+        dit=model, tokenizer=tokenizer, actions=run.data.action_spec, fps=run.data.fps, stream=run.stream, card=card
+    )
+
+
+def save(made: WorldModel | Autoencoder, folder: Path) -> None:
+    """Write the folder."""
+    if isinstance(made, Autoencoder):
+        save_tokenizer(made, folder)
+    else:
+        made.save(folder)
+
+
+def look(made: WorldModel | Autoencoder, run: Run, video: Path) -> None:
+    """A short video of what it can do on held-out data: real above generated or reconstructed."""
+    clip = next(iter(run.data.validation_batches(1)))
+    if isinstance(made, WorldModel):
+        write_sample(made, clip, video)
+        return
+    frames = clip.x.flatten(0, 1)[:64, None]
+    pair = np.concatenate([to_uint8(frames), to_uint8(made.decode(made.encode(frames)))], 2)
+    write_video(video, enlarge(pair[:, 0], 3), 4)
+
+
+@torch.no_grad()
+def _measure(model: Autoencoder, run: Run) -> None:
+    """Mean and deviation of the raw latents, over fixed training batches."""
+    batches = run.data.batches(0, 0, 1, 1)
+    raw = torch.cat([model.encode_raw(next(batches)[0].x.flatten(0, 1)) for _ in range(STATISTICS_BATCHES)])
+    model.set_latent_statistics(raw.mean((0, 2, 3)), raw.std((0, 2, 3)))
+
+
+def check(run: Run) -> None:
+    """The run's parts must fit each other; what does not is a UserError that names both sides."""
+    spec = run.data.action_spec
+    if isinstance(run.model, AutoencoderConfig):
+        return
+    assert isinstance(run.model, DiTConfig)
+    if run.model.actions != (spec.size if spec else 0):
+        raise UserError(
+            f"model.actions is {run.model.actions}, the data's actions have size {spec.size if spec else 0}"
+        )
+    clip = next(iter(run.data.validation_batches(1)))
+    if tuple(clip.x.shape[2:]) != (run.model.channels, *run.model.size):
+        raise UserError(
+            f"model.channels and model.size are {(run.model.channels, *run.model.size)}, the latents are "
+            f"{tuple(clip.x.shape[2:])}"
+        )
