@@ -15,10 +15,11 @@ ORDER = ("kernels", "worldmodel", "datasets", "policies", "configs", "demos", "t
 EXEMPT = "worldmodel/cli.py"
 MAY_IMPORT_CLI = {"worldmodel/__main__.py"}
 MAX_BYTES = 25_000_000
-PATHS = re.compile(rf"(?<![\w.])/(?:{'|'.join(('work', 'root', 'home'))})/")
+# Written so that they do not find themselves here.
+PATHS = re.compile(r"(?<![\w.])/(?:work|root|home)[/]")
 REGISTRIES = re.compile(
-    r"pypi\.(?:org|python)|pythonhosted\.org|registry\.npm|registry\.yarn|(?:deb|security)\.debian\.org|"
-    r"download\.pytorch\.org|(?:extra-)?index-url|find-links".replace(r"\.", "[.]")
+    r"pypi[.](?:org|python)|pythonhosted[.]org|registry[.](?:npm|yarn)|(?:deb|security)[.]debian[.]org|"
+    r"download[.]pytorch[.]org|index[-]url|find[-]links"
 )
 
 
