@@ -152,13 +152,11 @@ def _one_episode(world: World, seed: int, frames: int) -> tuple[Episode, Episode
     return episode, EpisodeRecord(seed, len(actions), ended, success)
 
 
-def _vector_episodes(
-    world: VectorWorld, seeds: Sequence[int], frames: int
-) -> Iterator[tuple[Episode, EpisodeRecord]]:
+def _vector_episodes(world: VectorWorld, seeds: Sequence[int], frames: int) -> Iterator[tuple[Episode, EpisodeRecord]]:
     """One episode per row; rows beyond the seeds run along unrecorded."""
     row_seeds = [*seeds, *[seeds[0]] * (world.num_envs - len(seeds))]
     rngs = [np.random.default_rng(seed) for seed in row_seeds]
-    observation, _ = world.reset(seed=row_seeds)
+    observation, _ = world.reset(seed=row_seeds)  # pyright: ignore[reportArgumentType] (one seed per row, as gymnasium allows)
     world.behaviour.reset()
     space = world.single_action_space
     assert isinstance(space, gymnasium.spaces.Box)

@@ -15,14 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-import av
-import datasets as hf_datasets
 import numpy as np
+from av.logging import ERROR, set_libav_level
 from lerobot.configs import DepthEncoderConfig, RGBEncoderConfig
 from lerobot.datasets.io_utils import load_stats, write_stats
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from numpy.typing import NDArray
 
+import datasets as hf_datasets
 from worldmodel.errors import UserError
 
 KEYFRAME_EVERY = 12  # frames: random access decodes at most eleven frames in vain
@@ -147,7 +147,8 @@ class EpisodeWriter:
         free = shutil.disk_usage(self.folder).free
         if free < raw + (MAX_VIDEO_MB + MIN_FREE_MB) * 2**20:
             raise UserError(
-                f"{self.folder}: the disk is nearly full ({free // 2**20} MB free), stopped after {self.episodes} episodes"
+                f"{self.folder}: the disk is nearly full ({free // 2**20} MB free), "
+                f"stopped after {self.episodes} episodes"
             )
 
 
@@ -241,7 +242,7 @@ def uninterrupted() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Without the muxer's chatter, from here on, and without the progress bars of Hugging Face's datasets."""
     bars = hf_datasets.are_progress_bars_disabled()
-    av.logging.set_libav_level(av.logging.ERROR)
+    set_libav_level(ERROR)
     hf_datasets.disable_progress_bars()
     try:
         yield

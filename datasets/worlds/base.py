@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-Observation = dict[str, NDArray[np.generic]]
+Observation = dict[str, NDArray[Any]]
 """``image`` uint8 [H, W, 3] RGB, ``state`` float32 [S] (exact pose); optional extras such as ``depth`` float32 [H, W].
 A vectorised world puts a leading [N] on each of them."""
 

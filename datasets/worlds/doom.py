@@ -76,7 +76,7 @@ class Doom(World):
     ViZDoom's depth comes in steps of 0.17 m and, for pictures of up to 96 pixels, ends at 17 m.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}  # noqa: RUF012 (as gymnasium declares it)
 
     def __init__(self, freedoom: bool = False, size: int = 64, depth: bool = False) -> None:
         self.facts = WorldSpec(
@@ -143,6 +143,7 @@ class Doom(World):
 
     def _observe(self) -> Observation:
         state = self._game.get_state()
+        assert state is not None and state.depth_buffer is not None and state.game_variables is not None
         depth = _square(state.depth_buffer)
         middle = len(depth) // 2
         near = depth[middle - 2 : middle + 2].min(axis=0).reshape(BEAMS, -1).min(axis=1)

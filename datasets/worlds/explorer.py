@@ -36,8 +36,8 @@ class Explorer:
     300 degrees; back, strafe: move that way; still: nothing at all. Smooth noise on the turn of every moving habit
     keeps turn and move uncorrelated. At a wall (the pose no longer moves) it turns away.
 
-    It reads ``state`` (x, y, angle in its first three entries) and ``clearance`` [beams], how far the view is free, from
-    left (+45 degrees) to right.
+    It reads ``state`` (x, y, angle in its first three entries) and ``clearance`` [beams], how far the view is free
+    from left (+45 degrees) to right.
     """
 
     name = "explore"
@@ -88,11 +88,11 @@ class Explorer:
         open_side = 1 if clearance[:half].sum() > clearance[half:].sum() else -1
         side = open_side if rng.random() < 0.8 else -open_side
         speed = rng.uniform(5, 9)
-        return _Plan("away", max(3, int(rng.uniform(40, 120) / speed)), turn=speed * side, forward=rng.choice([0.0, 0.3, 0.7]))
+        return _Plan(
+            "away", max(3, int(rng.uniform(40, 120) / speed)), turn=speed * side, forward=rng.choice([0.0, 0.3, 0.7])
+        )
 
-    def _choose(
-        self, state: NDArray[np.floating], clearance: NDArray[np.floating], rng: np.random.Generator
-    ) -> _Plan:
+    def _choose(self, state: NDArray[np.floating], clearance: NDArray[np.floating], rng: np.random.Generator) -> _Plan:
         mode = str(rng.choice(_MODES, p=_WEIGHTS))
         frames = int(rng.integers(10, 40))
         side = rng.choice([-1.0, 1.0])

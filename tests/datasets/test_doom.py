@@ -1,6 +1,7 @@
 """The doom world: actions against the exact pose, pictures against actions, seeds, and what its explorer collects."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,7 @@ def _shift(before: NDArray[np.floating], after: NDArray[np.floating]) -> int:
 
 
 def test_the_picture_is_upright_and_has_colour(rooms: Doom) -> None:
-    """Ceilings and floors are the same brown stone, red is the strongest channel; the depth grows towards the middle."""
+    """Floors are brown stone, so red is the strongest channel; the depth grows towards the middle."""
     floors, depths = [], []
     for seed in range(16):
         observation, _ = rooms.reset(seed=seed)
@@ -169,7 +170,7 @@ def test_explorer_collects_identifiable_actions_in_many_places(name: str, reques
 
 def _revisits(cells: list[tuple[int, ...]]) -> int:
     """How often a place is entered again after having been left."""
-    entered = [cells[0]] + [b for a, b in zip(cells, cells[1:], strict=False) if a != b]
+    entered = [cells[0]] + [b for a, b in pairwise(cells) if a != b]
     return len(entered) - len(set(entered))
 
 
