@@ -56,9 +56,10 @@ def times(steps: int, amount: float = 1.0) -> tuple[float, ...]:
 def embed_time(t: Tensor, width: int, scale: float = 1000.0) -> Tensor:
     """Sinusoidal embedding of t [...] -> [..., width]: cosines, then sines, of scale * t over geometric frequencies.
 
-    Computed in fp64 and returned in fp32, as diffusers does for Wan (Vaswani et al., 1706.03762, base 10000).
+    In fp32 and in diffusers' order of operations, so that pretrained models see the same numbers to the last bit
+    (Vaswani et al., 1706.03762, base 10000).
     """
     half = width // 2
-    frequency = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=torch.float64, device=t.device) / half)
-    angle = (t.double() * scale)[..., None] * frequency
-    return torch.cat((angle.cos(), angle.sin()), -1).float()
+    frequency = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
+    angle = (t.float() * scale)[..., None] * frequency
+    return torch.cat((angle.cos(), angle.sin()), -1)

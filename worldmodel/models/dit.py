@@ -33,7 +33,8 @@ class DiTConfig:
     """Sizes and choices of the transformer.
 
     channels, size: the latent's C and (H, W). patch: side of the square patch that becomes one token. chunk: K.
-    actions: packed action size A, 0 for none. text: width of the text features, 0 for none. rank: rank of the per-layer
+    actions: packed action size A, 0 for none. text: width of the text features, 0 for none; text_tokens: length of the
+    model's own text, used where a control brings none, 0 if every control must bring one. rank: rank of the per-layer
     modulation residual, 0 for none. learned_position adds a learned embedding per token of the grid.
     """
 
@@ -48,6 +49,7 @@ class DiTConfig:
     mlp: Literal["gelu", "swiglu"] = "gelu"
     actions: int = 0
     text: int = 0
+    text_tokens: int = 0
     rank: int = 0
     time_width: int = 256
     learned_position: bool = True
@@ -58,6 +60,8 @@ class DiTConfig:
 
     def __post_init__(self) -> None:
         h, w = self.size
+        if self.text_tokens and not self.text:
+            raise UserError(f"DiT: a text of {self.text_tokens} tokens needs the width of its features in text, not 0")
         if h % self.patch or w % self.patch:
             raise UserError(f"DiT: a latent of {h} x {w} does not cut into patches of {self.patch} x {self.patch}")
         if self.dim % self.heads or (self.dim // self.heads) % 2:
@@ -109,6 +113,8 @@ class DiT(nn.Module):
             self.action_modulation = nn.Linear(cfg.dim, 6 * cfg.dim)
         if cfg.text:
             self.text = nn.Sequential(nn.Linear(cfg.text, cfg.dim), nn.GELU("tanh"), nn.Linear(cfg.dim, cfg.dim))
+            if cfg.text_tokens:
+                self.default_text = nn.Parameter(torch.zeros(cfg.text_tokens, cfg.text))
         self.blocks = nn.ModuleList(Block(block) for _ in range(cfg.depth))
         self.table_out = nn.Parameter(torch.zeros(2, cfg.dim))
         self.patch_out = nn.Linear(cfg.dim, cfg.channels * cfg.patch**2)
@@ -226,9 +232,10 @@ class DiT(nn.Module):
             hidden = torch.where(control.has_action[..., None], hidden, self.null_action)
             action, modulation = self.action_out(hidden), self.action_modulation(hidden).unflatten(-1, (6, -1))
         if self.cfg.text:
-            if control.text is None:
+            if control.text is None and not self.cfg.text_tokens:
                 raise ValueError("this model was built with text cross-attention: its control must carry text")
-            features = self.text(control.text)
+            words = self.default_text.expand(control.batch, -1, -1) if control.text is None else control.text
+            features = self.text(words)
             text = tuple(block.cross.keys_values(features) for block in self.blocks)
         return Prepared(action, modulation, self.rope.table(frames), past, mask, text)
 
