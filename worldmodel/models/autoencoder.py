@@ -8,7 +8,8 @@ CPU core. Trained by `worldmodel.objectives.autoencoder`.
 Letters: B batch, T frames, N = B * T, C latent channels, H W pixels, h w latent cells (H / spatial, W / spatial).
 """
 
-from dataclasses import asdict, dataclass, fields
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -19,15 +20,16 @@ from torch import Tensor, nn
 from worldmodel.errors import UserError
 from worldmodel.models.tokenizer import (
     CONFIG_FILE,
-    WEIGHTS_FILE,
     DecodeState,
     check_latents,
     check_pixels,
     read_config,
-    read_weights,
-    write_config,
-    write_weights,
+    refuse_pickles,
 )
+from worldmodel.serial import from_json, to_json
+from worldmodel.weights import load_into, read_tensors, write_tensors
+
+WEIGHTS_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,6 @@ class AutoencoderConfig:
     blocks: tuple[int, ...] = (1, 1, 2)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))  # JSON knows only lists
-        object.__setattr__(self, "blocks", tuple(self.blocks))
         if not self.widths or len(self.widths) != len(self.blocks):
             raise UserError(
                 f"autoencoder: widths {self.widths} and blocks {self.blocks} must have the same length >= 1"
@@ -64,7 +64,6 @@ class Autoencoder(nn.Module):
     buffers of the weights (`set_latent_statistics`; zero and one before that).
     """
 
-    kind = "autoencoder"
     temporal = 1
 
     def __init__(self, config: AutoencoderConfig) -> None:
@@ -118,28 +117,20 @@ class Autoencoder(nn.Module):
         """Frames are independent: the state is empty."""
         return self.decode(latents), ()
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors` to a folder (made if needed)."""
-        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_config(folder, {"kind": self.kind} | asdict(self.config))
-        write_weights(self, folder / WEIGHTS_FILE)
+        (folder / CONFIG_FILE).write_text(json.dumps(to_json(self.config), indent=2) + "\n")
+        write_tensors(self.state_dict(), folder / WEIGHTS_FILE)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
+    def load(cls, folder: Path) -> Self:
         """Read what `save` wrote; `UserError` that names the file if anything is missing or does not fit."""
-        folder = Path(folder)
-        values = read_config(folder)
-        names = {"kind"} | {field.name for field in fields(AutoencoderConfig)}
-        for key in sorted(names ^ values.keys()):
-            raise UserError(f"{folder / CONFIG_FILE}: {'lacks' if key in names else 'has the unknown'} key {key!r}")
-        if values.pop("kind") != cls.kind:
-            raise UserError(f'{folder / CONFIG_FILE}: "kind" is not "{cls.kind}"')
-        try:
-            model = cls(AutoencoderConfig(**values))
-        except (UserError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
-        read_weights(model, folder / WEIGHTS_FILE)
+        model = cls(from_json(read_config(folder), AutoencoderConfig, str(folder / CONFIG_FILE)))
+        weights = folder / WEIGHTS_FILE
+        if not weights.is_file():
+            refuse_pickles(folder)
+        load_into(model, read_tensors(weights), str(weights))
         return model
 
     @torch.no_grad()

@@ -25,7 +25,7 @@ from worldmodel.models.tokenizer import (
     check_pixels,
     check_size,
     read_config,
-    refuse_pickle,
+    refuse_pickles,
 )
 
 WEIGHTS_STEM = "diffusion_pytorch_model"
@@ -64,7 +64,7 @@ class FrameTokenizer(nn.Module):
         """Frames are independent: the state is empty."""
         return self.decode(latents), ()
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: Path) -> None:
         """Write a diffusers folder: `config.json` and safetensors weights."""
         self.vae.save_pretrained(folder, safe_serialization=True)
 
@@ -137,7 +137,7 @@ class WanTokenizer(nn.Module):
         pixels = unpatchify(torch.cat(outputs, dim=2), self.patch).clamp(-1, 1)
         return pixels.to(latents.dtype).transpose(1, 2), state
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: Path) -> None:
         """Write a diffusers folder: `config.json` and safetensors weights."""
         self.vae.save_pretrained(folder, safe_serialization=True)
 
@@ -204,8 +204,7 @@ def download(name: str, subfolder: str | None) -> Path:
 
 def _check_weight_files(folder: Path) -> None:
     if not any(folder.glob(f"{WEIGHTS_STEM}*.safetensors")):
-        for path in sorted(folder.iterdir()):
-            refuse_pickle(path)
+        refuse_pickles(folder)
         raise UserError(f"{folder / WEIGHTS_STEM}.safetensors: no such file")
 
 

@@ -8,23 +8,20 @@ Letters: B batch, T pixel frames, K latent frames of one call, C latent channels
 (H / spatial, W / spatial).
 """
 
-import json
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from worldmodel.errors import UserError
+from worldmodel.serial import read_json
+from worldmodel.weights import PICKLES
 
 DecodeState = tuple[Tensor, ...]
 """What a streaming decoder remembers: tensors whose first dimension is the batch, so rows are selected, moved and
 stored like those of any other value. The first call of a stream gets None."""
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 @runtime_checkable
@@ -55,16 +52,16 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def save(self, folder: str | Path) -> None:
-        """Write `config.json` and the weights (safetensors) to a folder that `load_tokenizer` reads."""
+    def save(self, folder: Path) -> None:
+        """Write `config.json` and the weights (safetensors) to a folder (made if needed)."""
         ...
 
 
 def load_tokenizer(name: str | Path, subfolder: str | None = None) -> Tokenizer:
     """Load any tokenizer from a folder, or a diffusers one from the hub.
 
-    The folder's `config.json` says what it holds: `"kind": "autoencoder"` is ours, a diffusers `_class_name` is one of
-    `AutoencoderKLWan`, `AutoencoderKL` and `AutoencoderTiny`. Weights are read from safetensors files only.
+    The folder's `config.json` says what it holds: `"type": "AutoencoderConfig"` is ours, a diffusers `"_class_name"` is
+    one of `AutoencoderKLWan`, `AutoencoderKL` and `AutoencoderTiny`. Weights are read from safetensors files only.
 
     Args:
         name: a local folder, or a hub name "owner/model" if there is no such folder.
@@ -74,11 +71,11 @@ def load_tokenizer(name: str | Path, subfolder: str | None = None) -> Tokenizer:
         UserError: no such folder or hub model, no or broken `config.json`, an unknown kind, pickled, missing, truncated
             or unfitting weights; the message names the file.
     """
-    from worldmodel.models.autoencoder import Autoencoder  # imports this file
+    from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig  # imports this file
 
     folder = Path(name)
     if folder.is_file():
-        refuse_pickle(folder)
+        _refuse_pickle(folder)
         raise UserError(f"{folder}: a tokenizer is a folder with {CONFIG_FILE}, this is a file")
     if not folder.is_dir():
         # diffusers takes seconds to import: worlds with our own autoencoder do without it
@@ -88,16 +85,18 @@ def load_tokenizer(name: str | Path, subfolder: str | None = None) -> Tokenizer:
     elif subfolder is not None:
         folder = folder / subfolder
     config = read_config(folder)
-    if config.get("kind") == Autoencoder.kind:
+    if config.get("type") == AutoencoderConfig.__name__:
         return Autoencoder.load(folder)
     if "_class_name" in config:
         from worldmodel.models.diffusers_tokenizer import load_diffusers
 
         return load_diffusers(folder)
-    raise UserError(
-        f'{folder / CONFIG_FILE}: not a tokenizer: it has neither "kind": "{Autoencoder.kind}" nor a diffusers '
-        f'"_class_name"'
-    )
+    raise UserError(f"{folder / CONFIG_FILE}: this is not the configuration of a tokenizer")
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
+    """Write a tokenizer to a folder (made if needed) that `load_tokenizer` reads back bit for bit."""
+    tokenizer.save(Path(folder))
 
 
 def num_latent_frames(tokenizer: Tokenizer, num_frames: int) -> int:
@@ -137,50 +136,18 @@ def check_latents(tokenizer: Tokenizer, latents: Tensor) -> None:
 
 def read_config(folder: Path) -> dict[str, object]:
     """The object in a folder's `config.json`; `UserError` if it is missing or not a JSON object."""
-    path = folder / CONFIG_FILE
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    if not path.is_file():
-        raise UserError(f"{path}: no such file, so this folder is not a tokenizer")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
+    config = read_json(folder / CONFIG_FILE)
     if not isinstance(config, dict):
-        raise UserError(f"{path}: must hold a JSON object, not a {type(config).__name__}")
+        raise UserError(f"{folder / CONFIG_FILE}: must hold a JSON object, not a {type(config).__name__}")
     return config
 
 
-def write_config(folder: Path, config: dict[str, object]) -> None:
-    """Write a folder's `config.json`."""
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def refuse_pickles(folder: Path) -> None:
+    """Raise `UserError` if a folder without safetensors weights holds pickled ones: reading them could run code."""
+    for path in sorted(folder.iterdir()):
+        _refuse_pickle(path)
 
 
-def read_weights(module: nn.Module, path: Path) -> None:
-    """Fill a module from a safetensors file; `UserError` unless every name and shape fits exactly."""
-    if not path.is_file():
-        for other in sorted(path.parent.iterdir()):
-            refuse_pickle(other)
-        raise UserError(f"{path}: no such file")
-    try:
-        weights = load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"{path}: not a whole safetensors file: {error}") from error
-    wanted = module.state_dict()
-    for key in sorted(wanted.keys() ^ weights.keys()):
-        raise UserError(f"{path}: {'lacks' if key in wanted else 'has the unknown'} tensor {key}")
-    for key, value in weights.items():
-        if value.shape != wanted[key].shape:
-            raise UserError(f"{path}: {key} has shape {list(value.shape)}, expected {list(wanted[key].shape)}")
-    module.load_state_dict(weights)
-
-
-def write_weights(module: nn.Module, path: Path) -> None:
-    """Write a module's parameters and buffers to a safetensors file."""
-    save_file({key: value.detach().contiguous() for key, value in module.state_dict().items()}, path)
-
-
-def refuse_pickle(path: Path) -> None:
-    """Raise `UserError` if a file's name says that it is a pickle: reading one can run any code."""
-    if path.suffix in PICKLE_SUFFIXES:
-        raise UserError(f"{path}: a pickle can run code when it is read: only safetensors weights are accepted")
+def _refuse_pickle(path: Path) -> None:
+    if path.suffix in PICKLES:
+        raise UserError(f"{path}: a pickle could run code when it is read; only safetensors files are loaded")
