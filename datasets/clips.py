@@ -1,0 +1,212 @@
+"""A folder of video files as a recording: each file is an episode, with its actions, if any, in a file beside it.
+
+`drive/ride.mp4` finds its actions in `drive/ride.npz`, `.csv` or `.parquet`, one row per frame of the video:
+
+    .npz       an array `action` [N, dim] (or the only array), and, optionally, `names` [dim]
+    .csv       a column per dimension, the first line names them (without such a line they get numbers)
+    .parquet   a column per dimension, or one column `action` of lists
+
+Columns that only number the rows (frame, frame_index, timestamp, index, episode_index, task_index) are no actions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from worldmodel.actions import ActionSpec
+from worldmodel.datasets.recordings import Frame, check_actions
+from worldmodel.datasets.video import SUFFIXES, VideoFile, open_video
+from worldmodel.errors import UserError
+
+CAMERA = "video"
+ACTIONS = (".npz", ".csv", ".parquet")
+COUNTERS = {"frame", "frame_index", "timestamp", "index", "episode_index", "task_index"}
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFolder:
+    """Video files of one rate and one size. Episodes are numbered in the order of the files' paths.
+
+    With `fps` given to `open`, the frames are those nearest to a grid of that rate, and each carries the action that
+    was recorded with it. Without it, all files must have one constant rate.
+    """
+
+    path: Path
+    files: tuple[VideoFile, ...]
+    fps: Fraction
+    action_names: tuple[str, ...]
+    resampled: bool
+
+    kind = "folder of videos"
+
+    @classmethod
+    def open(cls, path: Path, fps: Fraction | None = None) -> "VideoFolder":
+        """Look at a folder (with its subfolders) or a single file.
+
+        Raises UserError that names the file for one that cannot be read, for different kinds of action, for actions
+        beside some of the videos only, and, without `fps`, for different rates or a variable one.
+        """
+        paths = video_paths(path)
+        if fps is not None and fps <= 0:
+            raise UserError(f"fps must be positive, not {fps}")
+        files = tuple(open_video(file) for file in paths)
+        names = [action_names(file) for file in paths]
+        for file, found in zip(paths, names, strict=True):
+            if found != names[0]:
+                raise UserError(
+                    f"{file}: its actions are {list(found or ())}, those of {paths[0]} {list(names[0] or ())}"
+                )
+        folder = cls(path, files, fps or files[0].fps, names[0] or (), fps is not None)
+        if fps is None:
+            folder._check_rates()
+        return folder
+
+    @property
+    def cameras(self) -> dict[str, tuple[int, int]]:
+        return {CAMERA: (self.files[0].height, self.files[0].width)}
+
+    @property
+    def episodes(self) -> dict[int, int]:
+        return {index: len(self._indices(index)) for index in range(len(self.files))}
+
+    def size(self, episode: int, camera: str = CAMERA) -> tuple[int, int]:
+        return self.files[episode].height, self.files[episode].width
+
+    def frames(self, episode: int, camera: str = CAMERA) -> Iterator[Frame]:
+        return self.files[episode].frames(self._indices(episode))
+
+    def actions(self, episode: int) -> NDArray[np.float32]:
+        indices = self._indices(episode)
+        if not self.action_names:
+            return np.zeros((len(indices), 0), np.float32)
+        video = self.files[episode]
+        path = action_file(video.path)
+        assert path is not None
+        return check_actions(read_actions(path)[1], self.action_names, len(video), str(path), video.path.name)[indices]
+
+    def task(self, episode: int) -> str:
+        return ""
+
+    def check_statistics(self, used: tuple[str, ...]) -> None:
+        """Of the actions themselves: there are no others."""
+        if used:
+            columns = [self.action_names.index(name) for name in used]
+            actions = np.concatenate([self.actions(episode) for episode in self.episodes])[:, columns]
+            ActionSpec.from_data(used, actions, source=str(self.path))
+
+    def notes(self) -> list[str]:
+        decord = sum(file.reader == "decord" for file in self.files)
+        notes = [f"read with PyAV; frames picked at random with decord in {decord} of {len(self.files)} files"]
+        notes += [f"{file.path}: PyAV only ({file.reason})" for file in self.files if file.reader != "decord"]
+        notes += [f"{file.path}: turned by {file.rotation} degrees" for file in self.files if file.rotation]
+        if self.resampled:
+            changed = [file for file in self.files if file.uneven is not None or file.fps != self.fps]
+            notes += [
+                f"{file.path}: {float(file.fps):.5g} frames/s brought to {float(self.fps):.5g}" for file in changed
+            ]
+        return notes
+
+    def _indices(self, episode: int) -> NDArray[np.int64]:
+        file = self.files[episode]
+        return file.resampled(self.fps) if self.resampled else np.arange(len(file))
+
+    def _check_rates(self) -> None:
+        for file in self.files:
+            advice = f"bring it to one rate with --fps {round(file.fps)}"
+            if file.uneven is not None:
+                time = file.seconds[file.uneven]
+                raise UserError(
+                    f"{file.path}: variable frame rate (frame {file.uneven} comes at {time:.3f} s); {advice}"
+                )
+            if file.fps != self.fps:
+                raise UserError(f"{file.path}: {file.fps} frames/s, {self.files[0].path} has {self.fps}; {advice}")
+
+
+def video_paths(path: Path) -> list[Path]:
+    """The video files at a path, sorted; a UserError if there are none."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path}: no such file or folder")
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    if not found:
+        raise UserError(f"{path}: no video files in it ({', '.join(sorted(SUFFIXES))}) and no LeRobotDataset v3")
+    return found
+
+
+def action_file(video: Path) -> Path | None:
+    """The file with a video's actions; None if there is none, a UserError if there are several."""
+    found = [file for suffix in ACTIONS if (file := video.with_suffix(suffix)).is_file()]
+    if len(found) > 1:
+        raise UserError(f"{video}: several files of actions beside it ({', '.join(file.name for file in found)})")
+    return found[0] if found else None
+
+
+def action_names(video: Path) -> tuple[str, ...] | None:
+    """Names of the action dimensions of a video, None without actions."""
+    path = action_file(video)
+    return None if path is None else read_actions(path)[0]
+
+
+def read_actions(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """Names and values [N, dim] of a file of actions; a UserError that names it for anything else in it."""
+    try:
+        names, values = _read_npz(path) if path.suffix == ".npz" else _read_table(path)
+    except (OSError, ValueError, KeyError, BadZipFile, pa.ArrowInvalid, pd.errors.ParserError) as error:
+        raise UserError(f"{path}: cannot be read as actions ({str(error).splitlines()[0]})") from error
+    if values.ndim != 2 or len(names) != values.shape[1] or not names:
+        raise UserError(f"{path}: {len(names)} names for actions of shape {list(values.shape)}, expected [frames, dim]")
+    return names, values
+
+
+def _read_npz(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = [name for name in file.files if name != "names"]
+        chosen = [name for name in ("action", "actions") if name in arrays] or arrays
+        if len(chosen) != 1:
+            raise UserError(
+                f"{path}: which array holds the actions? name it 'action'; it has {', '.join(arrays) or 'none'}"
+            )
+        values = file[chosen[0]].astype(np.float64)
+        values = values[:, None] if values.ndim == 1 else values
+        given = file["names"].tolist() if "names" in file.files else None
+    return tuple(map(str, given)) if given is not None else numbered(values.shape[-1]), values
+
+
+def _read_table(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    if path.suffix == ".csv":
+        table = pd.read_csv(path, skipinitialspace=True)
+        if all(_is_number(name) for name in table.columns):  # no line of names
+            table = pd.read_csv(path, header=None, skipinitialspace=True)
+            table.columns = list(numbered(table.shape[1]))
+    else:
+        table = pd.read_parquet(path)
+    if "action" in table.columns and table["action"].dtype == object:
+        values = np.stack([np.asarray(row, np.float64) for row in table["action"]])
+        return numbered(values.shape[-1]), values
+    columns = [name for name in table.columns if str(name) not in COUNTERS]
+    for name in columns:
+        if not pd.api.types.is_numeric_dtype(table[name]):
+            row = next(i for i, value in enumerate(table[name]) if not _is_number(value))
+            raise UserError(f"{path}: column '{name}' is no number in row {row} ({table[name].iloc[row]!r})")
+    return tuple(map(str, columns)), table[columns].to_numpy(np.float64)
+
+
+def numbered(dim: int) -> tuple[str, ...]:
+    """Names for actions that have none."""
+    return tuple(f"action_{i}" for i in range(dim))
+
+
+def _is_number(text: object) -> bool:
+    try:
+        float(str(text))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,312 @@
+"""A LeRobotDataset v3 as a recording.
+
+The files are read directly, where lerobot's own class is made for random access: an episode is one pass over its piece
+of a video file, without seeking per frame; episodes are found by `episode_index`, never by position; and whatever is
+wrong is named with its file, episode and frame. Format: lerobot's documentation of "LeRobotDataset v3.0".
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from worldmodel.datasets.clips import numbered
+from worldmodel.datasets.lerobot_statistics import Statistics
+from worldmodel.datasets.recordings import Frame, check_actions
+from worldmodel.errors import UserError
+from worldmodel.serial import read_json
+
+ACTION = "action"
+PREFIX = "observation.images."
+TOLERANCE = 1e-4  # seconds, lerobot's own
+
+
+@dataclass(frozen=True, slots=True)
+class LeRobotRecordings:
+    """A dataset whose description was read by `open`; data and video files are read episode by episode.
+
+    tolerance: seconds by which a frame may lie beside the time of its row before that is an error.
+    """
+
+    path: Path
+    info: dict[str, Any]
+    rows: dict[int, dict[str, Any]]  # of meta/episodes, by episode_index
+    statistics: Statistics
+    tolerance: float = TOLERANCE
+
+    kind = "LeRobotDataset v3"
+
+    @classmethod
+    def open(cls, path: Path, tolerance: float = TOLERANCE) -> "LeRobotRecordings":
+        """Read the description. A UserError names the file and place of what is missing, broken or of a version that is
+        not 3.
+        """
+        info = _read_info(path / "meta" / "info.json")
+        rows = _read_episodes(path / "meta" / "episodes")
+        if len(rows) != info.get("total_episodes", len(rows)):
+            raise UserError(
+                f"{path / 'meta' / 'episodes'}: {len(rows)} episodes, info.json says {info['total_episodes']}"
+            )
+        feature = info["features"].get(ACTION)
+        names = () if feature is None else _names(feature)
+        return cls(path, info, rows, Statistics(path / "meta" / "stats.json", ACTION, names), tolerance)
+
+    @property
+    def fps(self) -> Fraction:
+        return Fraction(self.info["fps"]).limit_denominator(1001)
+
+    @property
+    def cameras(self) -> dict[str, tuple[int, int]]:
+        return {key.removeprefix(PREFIX): _size(feature) for key, feature in self._pictures.items()}
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        return self.statistics.names
+
+    @property
+    def episodes(self) -> dict[int, int]:
+        return {index: int(row["length"]) for index, row in self.rows.items()}
+
+    def size(self, episode: int, camera: str) -> tuple[int, int]:
+        return self.cameras[camera]
+
+    def frames(self, episode: int, camera: str) -> Iterator[Frame]:
+        """All frames of an episode; UserError for a frame that is missing, damaged, late or of another size."""
+        key = camera if camera in self._pictures else PREFIX + camera
+        feature = self._pictures[key]
+        if feature["dtype"] == "video":
+            pictures = self._video_frames(episode, key)
+        else:
+            pictures = self._stored_pictures(episode, key)
+        height, width = _size(feature)
+        for frame, picture in enumerate(pictures):
+            if picture.shape != (height, width, 3):
+                raise UserError(
+                    f"{self.path}: episode {episode}, frame {frame} of {camera} is {picture.shape[1]} x "
+                    f"{picture.shape[0]} pixels, info.json says {width} x {height}"
+                )
+            yield picture
+
+    def actions(self, episode: int) -> NDArray[np.float32]:
+        if not self.action_names:
+            return np.zeros((self.episodes[episode], 0), np.float32)
+        path, table = self._table(episode, [ACTION])
+        where = f"{path}: episode {episode}"
+        try:
+            values = np.stack([np.asarray(row, np.float64) for row in table[ACTION].to_pylist()])
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{where}: actions of different shapes ({error})") from error
+        values = values[:, None] if values.ndim == 1 else values
+        actions = check_actions(values, self.action_names, self.episodes[episode], where, "the episode")
+        self.statistics.compare(actions, where)
+        return actions
+
+    def check_statistics(self, used: tuple[str, ...]) -> None:
+        self.statistics.check(used)
+
+    def task(self, episode: int) -> str:
+        tasks = self.rows[episode].get("tasks")
+        return str(tasks[0]) if tasks else ""
+
+    def notes(self) -> list[str]:
+        depth = [key for key, feature in self.info["features"].items() if _is_depth(feature)]
+        return ["videos read with PyAV"] + [f"depth is not read: {key}" for key in depth]
+
+    @property
+    def _pictures(self) -> dict[str, dict[str, Any]]:
+        features = self.info["features"].items()
+        return {key: f for key, f in features if f.get("dtype") in ("video", "image") and not _is_depth(f)}
+
+    def _table(self, episode: int, columns: list[str]) -> tuple[Path, pa.Table]:
+        """The rows of an episode in order, checked to be complete and on time."""
+        row = self.rows[episode]
+        place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
+        path = self.path / self.info["data_path"].format(**place)
+        wanted = [*columns, "frame_index", "timestamp"]
+        table = read_parquet(path, wanted, [("episode_index", "=", episode)]).sort_by("frame_index")
+        where, length = f"{path}: episode {episode}", self.episodes[episode]
+        found = table["frame_index"].to_numpy()
+        missing = np.flatnonzero(found[:length] != np.arange(length)[: len(found)])
+        if len(found) != length or len(missing):
+            first = int(missing[0]) if len(missing) else min(len(found), length)
+            raise UserError(
+                f"{where} has {len(found)} frames, the first missing one is {first}; it should have {length}"
+            )
+        times, grid = table["timestamp"].to_numpy().astype(np.float64), np.arange(length) / float(self.fps)
+        late = np.abs(times - grid) > self.tolerance + 1e-6 * grid  # stored with 24 bits
+        if late.any():
+            frame = int(late.argmax())
+            raise UserError(
+                f"{where}, frame {frame}: its time is {times[frame]:.6f} s, expected {grid[frame]:.6f} s at "
+                f"{float(self.fps):.5g} frames/s (tolerance {self.tolerance:g} s)"
+            )
+        return path, table
+
+    def _stored_pictures(self, episode: int, key: str) -> Iterator[Frame]:
+        path, table = self._table(episode, [key])
+        for frame, cell in enumerate(table[key]):
+            data = cell.as_py()["bytes"]
+            picture = None if not data else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+            if picture is None:
+                raise UserError(f"{path}: episode {episode}, frame {frame}: {key} is not a readable picture")
+            yield cv2.cvtColor(picture, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
+
+    def _video_frames(self, episode: int, key: str) -> Iterator[Frame]:
+        row = self.rows[episode]
+        place = {"chunk_index": row[f"videos/{key}/chunk_index"], "file_index": row[f"videos/{key}/file_index"]}
+        path = self.path / self.info["video_path"].format(video_key=key, **place)
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; episode {episode} lies in it")
+        _, table = self._table(episode, [])
+        wanted = row[f"videos/{key}/from_timestamp"] + table["timestamp"].to_numpy().astype(np.float64)
+        yield from _at_times(path, wanted, self.tolerance, episode)
+
+
+def _at_times(path: Path, wanted: NDArray[np.float64], tolerance: float, episode: int) -> Iterator[Frame]:
+    """The frames nearest to increasing times in seconds, in one pass from the key frame before the first on."""
+    done, last = 0, None
+    try:
+        with closing(av.open(str(path))) as container:
+            stream = container.streams.video[0]
+            stream.codec_context.thread_count = 1
+            time_base = float(stream.time_base or 1)
+            container.seek(round(wanted[0] / time_base) - 1, stream=stream, backward=True)
+            for frame in container.decode(stream):
+                if frame.pts is None:
+                    continue
+                time = frame.pts * time_base
+                while done < len(wanted) and wanted[done] <= time + tolerance:
+                    if last is None or abs(time - wanted[done]) <= abs(last[0] - wanted[done]):
+                        yield _frame(path, frame, time, wanted[done], tolerance, episode, done)
+                    else:
+                        yield _frame(path, last[1], last[0], wanted[done], tolerance, episode, done)
+                    done += 1
+                if done == len(wanted):
+                    return
+                last = time, frame
+    except (av.FFmpegError, IndexError) as error:
+        raise UserError(f"{path}: episode {episode}, frame {done} cannot be decoded ({error})") from error
+    end = "has no frames" if last is None else f"ends at {last[0]:.6f} s"
+    raise UserError(f"{path}: {end}, but episode {episode}, frame {done} is at {wanted[done]:.6f} s")
+
+
+def _frame(
+    path: Path, frame: av.VideoFrame, time: float, wanted: float, tolerance: float, episode: int, number: int
+) -> Frame:
+    where = f"{path}: episode {episode}, frame {number}"
+    if abs(time - wanted) > tolerance:
+        raise UserError(
+            f"{where}: wanted at {wanted:.6f} s, the nearest picture is at {time:.6f} s (tolerance {tolerance:g} s)"
+        )
+    if frame.is_corrupt:
+        raise UserError(f"{where} is damaged or cut off")
+    return frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
+
+
+def is_lerobot(path: Path) -> bool:
+    """Whether a folder looks like a LeRobotDataset, of whatever version and however broken."""
+    meta = path / "meta"
+    return (meta / "info.json").is_file() or (meta.is_dir() and (path / "data").is_dir())
+
+
+def download(name: str) -> Path:
+    """Fetch a dataset "owner/name" through lerobot, or find it in its cache; returns the folder."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset  # takes seconds
+
+    try:
+        return Path(LeRobotDataset(name, video_backend="pyav").root)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{name}: no such folder, and no dataset of that name on the hub ({reason})") from error
+
+
+def read_parquet(path: Path, columns: list[str], filters: Any = None) -> pa.Table:
+    """Columns of a parquet file, of all rows or some; a UserError that names it if that is not possible."""
+    present = columns_of(path)
+    for name in columns:
+        if name not in present:
+            raise UserError(f"{path}: no column '{name}'; it has {', '.join(present)}")
+    try:
+        # The names of the folders are no columns, even if they look like "name=value".
+        return pq.read_table(path, columns=columns, filters=filters, partitioning=None)  # pyright: ignore[reportArgumentType]
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: damaged ({str(error).splitlines()[0]})") from error
+
+
+def columns_of(path: Path) -> list[str]:
+    """Names of the columns of a parquet file, from its footer."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        return pq.read_schema(path).names
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not finalised, it has no footer: the recording was broken off or cut") from error
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    info = read_json(path)
+    version = str(info.get("codebase_version", "")) if isinstance(info, dict) else ""
+    if version.startswith(("v1", "v2")):
+        raise UserError(
+            f"{path}: LeRobotDataset {version}; bring it to v3.0 with "
+            "`python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=NAME --root=FOLDER`"
+        )
+    if not version.startswith("v3"):
+        raise UserError(f"{path}: LeRobotDataset version {version or 'unknown'}; this reads v3")
+    for key, kind in (("features", dict), ("fps", int | float), ("data_path", str)):
+        if not isinstance(info.get(key), kind):
+            raise UserError(f"{path}: key '{key}' is {json.dumps(info.get(key))}")
+    if info["fps"] <= 0:
+        raise UserError(f"{path}: fps is {info['fps']}")
+    return info
+
+
+def _read_episodes(folder: Path) -> dict[int, dict[str, Any]]:
+    files = sorted(folder.rglob("*.parquet"))
+    if not files:
+        raise UserError(f"{folder}: no parquet files: the recording was not finalised, or is incomplete")
+    rows: dict[int, dict[str, Any]] = {}
+    for file in files:
+        names = [name for name in columns_of(file) if not name.startswith("stats/")]
+        for needed in ("episode_index", "length", "data/chunk_index", "data/file_index"):
+            if needed not in names:
+                raise UserError(f"{file}: no column '{needed}'")
+        for row in read_parquet(file, names).to_pylist():
+            if row["episode_index"] in rows:
+                raise UserError(f"{file}: episode {row['episode_index']} is there twice")
+            rows[row["episode_index"]] = row
+    if not rows:
+        raise UserError(f"{folder}: no episodes")
+    return dict(sorted(rows.items()))
+
+
+def _names(feature: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the dimensions of an action; `names: null`, or a wrong number of names, gives numbers."""
+    dim = int(np.prod(feature["shape"]))
+    names = feature.get("names")
+    while isinstance(names, dict) and len(names) == 1:  # {"motors": [...]}
+        names = next(iter(names.values()))
+    if isinstance(names, dict):
+        names = list(names)
+    fits = isinstance(names, list) and len(names) == dim and all(isinstance(name, str) for name in names)
+    return tuple(names) if fits and isinstance(names, list) else numbered(dim)
+
+
+def _size(feature: dict[str, Any]) -> tuple[int, int]:
+    a, b, c = feature["shape"]
+    return (b, c) if a in (1, 3) and c not in (1, 3) else (a, b)
+
+
+def _is_depth(feature: dict[str, Any]) -> bool:
+    info = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
+    return bool(info.get("is_depth_map") or info.get("video.is_depth_map"))

@@ -1,0 +1,145 @@
+"""Recordings: what all sources of training video have in common, and how to open one.
+
+A recording is a set of episodes, each a video per camera and, perhaps, an action per frame. `open_recordings` finds out
+what a path is: a LeRobotDataset v3 (local, or the name of one on the hub), a folder of video files, or one video file.
+"""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Protocol
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from worldmodel.errors import UserError
+
+Frame = NDArray[np.uint8]  # [H, W, 3] RGB
+
+
+class Recordings(Protocol):
+    """Episodes by index. Pictures are uint8 [H, W, 3] RGB; action i leads from frame i to frame i + 1."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def kind(self) -> str:
+        """What this is, for people."""
+        ...
+
+    @property
+    def fps(self) -> Fraction: ...
+
+    @property
+    def cameras(self) -> dict[str, tuple[int, int]]:
+        """Height and width of each camera's pictures in the first episode, in pixels."""
+        ...
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """Of the dimensions of an action; empty where there are none."""
+        ...
+
+    @property
+    def episodes(self) -> dict[int, int]:
+        """Frames N of each episode, by its index; indices may have gaps."""
+        ...
+
+    def size(self, episode: int, camera: str) -> tuple[int, int]:
+        """Height and width of an episode's pictures."""
+        ...
+
+    def frames(self, episode: int, camera: str) -> Iterator[Frame]:
+        """All N frames in order, in one pass with little memory."""
+        ...
+
+    def actions(self, episode: int) -> NDArray[np.float32]:
+        """[N, dim] in the recording's own units."""
+        ...
+
+    def check_statistics(self, used: tuple[str, ...]) -> None:
+        """Raise UserError for statistics of the `used` action dimensions that are missing, not finite or constant."""
+        ...
+
+    def task(self, episode: int) -> str:
+        """What was to be done, in words; "" if unknown."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What a person should know about how the files are read."""
+        ...
+
+
+def open_recordings(path: Path, fps: Fraction | None = None) -> Recordings:
+    """Open whatever lies at a path.
+
+    fps: bring video files to this rate, by their timestamps (a LeRobotDataset has one rate already: a UserError there
+    unless it is the same). Raises UserError for anything that is none of the kinds, or broken.
+    """
+    from worldmodel.datasets.clips import VideoFolder  # both import this file
+    from worldmodel.datasets.lerobot import LeRobotRecordings, download, is_lerobot
+
+    if not path.exists() and str(path).count("/") == 1 and not str(path).startswith((".", "/", "~")):
+        path = download(str(path))
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
+    if is_lerobot(path):
+        recordings = LeRobotRecordings.open(path)
+        if fps not in (None, recordings.fps):
+            raise UserError(f"{path}: a LeRobotDataset at {recordings.fps} frames/s is not resampled to {fps}")
+        return recordings
+    return VideoFolder.open(path, fps)
+
+
+def choose_camera(recordings: Recordings, camera: str | None) -> str:
+    """The camera of that name, or the only one. Anything else is a UserError that lists the cameras."""
+    names = list(recordings.cameras)
+    if camera is None and len(names) == 1:
+        return names[0]
+    matches = [name for name in names if camera in (name, f"observation.images.{name}")]
+    if len(matches) == 1:
+        return matches[0]
+    problem = "choose a camera" if camera is None else f"no camera '{camera}'"
+    raise UserError(f"{recordings.path}: {problem}; it has {', '.join(names) or 'none'}")
+
+
+def choose_actions(recordings: Recordings, names: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The action dimensions of those names in that order, all of them for None; a UserError lists them."""
+    known = recordings.action_names
+    for name in names or ():
+        if name not in known:
+            raise UserError(f"{recordings.path}: no action '{name}'; it has {', '.join(known) or 'none'}")
+    return known if names is None else names
+
+
+def fit(frame: Frame, height: int, width: int) -> Frame:
+    """Scale a picture until it covers height x width, and cut off what stands out on both sides equally."""
+    h, w = frame.shape[:2]
+    if (h, w) == (height, width):
+        return frame
+    scale = max(height / h, width / w)
+    new_h, new_w = max(height, round(h * scale)), max(width, round(w * scale))
+    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+    scaled = cv2.resize(frame, (new_w, new_h), interpolation=method).astype(np.uint8, copy=False)
+    top, left = (new_h - height) // 2, (new_w - width) // 2
+    return np.ascontiguousarray(scaled[top : top + height, left : left + width])
+
+
+def check_actions(
+    values: NDArray[np.generic], names: tuple[str, ...], frames: int, where: str, video: str
+) -> NDArray[np.float32]:
+    """Actions as float32 [frames, dim]; wrong lengths and shapes and values that are not finite are UserErrors."""
+    if len(values) != frames:
+        raise UserError(
+            f"{where}: {len(values)} actions, but {video} has {frames} frames; one action per frame is needed"
+        )
+    if values.shape != (frames, len(names)):
+        raise UserError(f"{where}: actions of shape {list(values.shape)}, expected {[frames, len(names)]}")
+    actions = values.astype(np.float32)
+    bad = np.argwhere(~np.isfinite(actions))
+    if len(bad):
+        frame, column = (int(i) for i in bad[0])
+        raise UserError(f"{where}: action '{names[column]}' is {actions[frame, column]} at frame {frame}")
+    return actions
