@@ -13,7 +13,7 @@ from worldmodel.datasets.worlds.maze.motion import MAX_TURN, RADIUS
 from worldmodel.datasets.worlds.maze.plan import STEPS, Cell, Layout
 
 HABITS = ("walk", "keys", "look", "back", "wander", "still")
-WEIGHTS = np.cumsum([0.58, 0.18, 0.11, 0.05, 0.06, 0.02])
+WEIGHTS = np.cumsum([0.60, 0.18, 0.09, 0.05, 0.06, 0.02])
 REVISIT = 0.4  # share of walks that go to a room seen before
 STUCK_FRAMES = 8
 
@@ -27,7 +27,7 @@ class Explorer:
 
     walk: goes to a random spot of a random room, in two of five cases one where it has been, and keeps that goal until
     it is there; keys: holds a random combination of turn and move as a player at a keyboard does; look: stands, turns
-    by 60 to 360 degrees and half of the times back again; back: backwards; wander: a smooth random turn and speed;
+    by 60 to 270 degrees and half of the times back again; back: backwards; wander: a smooth random turn and speed;
     still. Smooth noise (Ornstein-Uhlenbeck) on every moving habit keeps turn and move uncorrelated.
 
     It knows the map: it reads the layouts of the world when reset, and x, y, angle from ``state``.
@@ -114,7 +114,7 @@ class _Walker:
             self.stuck = 0
             self.goal = None
             speed = rng.uniform(4, 9)
-            self.plan = _Plan("look", int(rng.uniform(60, 180) / speed), turn=speed * rng.choice((-1, 1)))
+            self.plan = _Plan("look", int(rng.uniform(60, 180) / speed), turn=speed * float(rng.choice((-1, 1))))
 
     def _decide(self, x: float, y: float, rng: np.random.Generator) -> None:
         if self.afterwards:
@@ -128,11 +128,11 @@ class _Walker:
                 self.goal = self.goal or self._destination(rng)
                 self.route, self.waypoint = _route(self.layout, (int(x), int(y)), self.goal), None
             case "keys":
-                turn = MAX_TURN * rng.uniform(0.3, 0.8) * rng.choice((-1, 0, 1))
+                turn = MAX_TURN * rng.uniform(0.3, 0.8) * float(rng.choice((-1, 0, 1)))
                 self.plan = _Plan(habit, int(rng.integers(4, 20)), turn, float(rng.choice((-1, 0, 1, 1, 1))))
             case "look":
-                speed, side = rng.uniform(3, 9), rng.choice((-1, 1))
-                self.plan = _Plan(habit, int(rng.uniform(60, 360) / speed), turn=speed * side)
+                speed, side = rng.uniform(4, 9), float(rng.choice((-1, 1)))
+                self.plan = _Plan(habit, int(rng.uniform(60, 270) / speed), turn=speed * side)
                 if rng.random() < 0.5:
                     self.afterwards = _Plan(habit, self.plan.frames, turn=-speed * side)
             case "back":

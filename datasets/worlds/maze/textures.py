@@ -46,7 +46,7 @@ def atlas() -> Atlas:
     drawings = surfaces() | objects()
     grid = (np.arange(TEXELS * SAMPLES, dtype=np.float32) + 0.5) / (TEXELS * SAMPLES)
     v, u = np.meshgrid(grid, grid, indexing="ij")
-    level = np.stack([_halve(_halve(draw(u, v))) for draw in drawings.values()])  # [K, 32, 32, 3]
+    level = np.stack([_halve(_halve(np.clip(draw(u, v), 0, 1))) for draw in drawings.values()])  # [K, 32, 32, 3]
     levels: list[NDArray[np.uint32]] = []
     for _ in range(LEVELS):
         levels.append(_packed(level))
@@ -62,5 +62,5 @@ def _halve(values: Field) -> Field:
 
 def _packed(level: Field) -> NDArray[np.uint32]:
     pixels = np.zeros((*level.shape[:3], 4), np.uint8)
-    pixels[..., :3] = np.rint(np.clip(level, 0, 1) * 255)
+    pixels[..., :3] = np.rint(level * 255)
     return np.ascontiguousarray(pixels.swapaxes(1, 2)).view(np.uint32).ravel()  # columns first
