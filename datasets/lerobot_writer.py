@@ -8,6 +8,7 @@ left.
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,6 +127,7 @@ class EpisodeWriter:
             try:
                 for index in range(len(episode)):
                     self._dataset.add_frame(_frame(episode, index))
+                self._wait_for_encoders()
                 self._dataset.save_episode()
             except BaseException:
                 self._dataset.clear_episode_buffer()
@@ -133,6 +135,14 @@ class EpisodeWriter:
             self.episodes += 1
             self._rows["observation.state"].append(episode.state)
             self._rows["action"].append(episode.action)
+
+    def _wait_for_encoders(self) -> None:
+        """Until all frames are taken up: lerobot gives up on an encoder 120 s after an episode's end, mid-video."""
+        encoder = self._dataset.writer._streaming_encoder  # pyright: ignore[reportOptionalMemberAccess]
+        assert encoder is not None
+        for camera, frames in encoder._frame_queues.items():
+            while not frames.empty() and encoder._threads[camera].is_alive():
+                time.sleep(0.01)
 
     def _write_exact_statistics(self) -> None:
         """Replaces lerobot's statistics of state and action, whose quantiles are averages over episodes."""
