@@ -14,7 +14,8 @@ Letters: B batch, T latent frames, C H W latent channels, height and width, A pa
 
 import hashlib
 import json
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from worldmodel.serial import read_json
 
 FORMAT = 1
 INFO = "latents.json"
+PLAN = "unfinished.json"
 TOKENIZER = "tokenizer"
 
 
@@ -64,9 +66,11 @@ class LatentsInfo:
         return data | {"shape": list(self.shape), "action_names": list(self.action_names)}
 
     @classmethod
-    def read(cls, folder: Path) -> "LatentsInfo":
+    def read(cls, folder: Path, name: str = INFO) -> "LatentsInfo":
         """From `folder`/latents.json; a UserError names what is missing, broken or newer than this version."""
-        path = folder / INFO
+        path = folder / name
+        if not path.is_file() and (folder / PLAN).is_file():
+            raise UserError(f"{folder}: encoding is not finished; the same `encode` command goes on with it")
         if not path.is_file():
             raise UserError(f"{path}: no such file: not a finished folder of latents; `encode` makes and finishes them")
         data = read_json(path)
@@ -87,11 +91,39 @@ class LatentsInfo:
         return cls(**data)
 
 
+def begin(folder: Path, info: LatentsInfo) -> None:
+    """Announce what a folder will hold, before its episodes are written.
+
+    A UserError if it holds something else already: other latents, finished or not, or other files.
+    """
+    for path in (folder / INFO, folder / PLAN):
+        if path.is_file():
+            found, wanted = LatentsInfo.read(folder, path.name), replace(info, source="")
+            for key in vars(wanted):
+                if key != "source" and getattr(found, key) != getattr(wanted, key):
+                    raise UserError(f"{path}: latents of another {key}; give a new folder")
+            return
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder}: not empty, and no latents; give a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / PLAN, info)
+    except OSError as error:
+        raise UserError(f"{folder}: could not be written ({error.strerror})") from error
+
+
 def write_info(folder: Path, info: LatentsInfo) -> None:
-    """Finish a folder: write its description beside and rename it."""
-    beside = folder / f"{INFO}.part"
+    """Finish a folder: its description, and nothing half-written left."""
+    _write(folder / INFO, info)
+    (folder / PLAN).unlink(missing_ok=True)
+    for left in (folder / "episodes").glob("*.part"):
+        left.unlink()
+
+
+def _write(path: Path, info: LatentsInfo) -> None:
+    beside = path.with_suffix(".part")
     beside.write_text(json.dumps(info.to_json(), indent=1) + "\n")
-    beside.replace(folder / INFO)
+    beside.replace(path)
 
 
 def episode_file(folder: Path, index: int) -> Path:
@@ -115,9 +147,24 @@ def write_episode(folder: Path, index: int, latents: NDArray[Any], actions: NDAr
     if actions is not None:
         tensors["actions"] = np.ascontiguousarray(actions, np.float32)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    save_file(tensors, beside)
-    beside.replace(path)
+    beside = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        save_file(tensors, beside)
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        beside.unlink(missing_ok=True)
+        raise UserError(f"{path}: could not be written ({error})") from error
+
+
+def is_written(folder: Path, info: LatentsInfo, index: int) -> bool:
+    """Whether the file of an episode is there, whole, and of the right shape."""
+    if not episode_file(folder, index).is_file():
+        return False
+    try:
+        Latents(folder, info).frames(index, 0, 1)
+    except UserError:
+        return False
+    return True
 
 
 def weights_digest(module: nn.Module) -> str:

@@ -114,6 +114,43 @@ def choose_actions(recordings: Recordings, names: tuple[str, ...] | None) -> tup
     return known if names is None else names
 
 
+def picture_size(recordings: Recordings, camera: str, size: tuple[int, int] | None) -> tuple[int, int]:
+    """Height and width that all pictures of a camera have, or will have after `fit`."""
+    if size is not None:
+        return size
+    height, width = recordings.cameras[camera]
+    for episode in recordings.episodes:
+        if (found := recordings.size(episode, camera)) != (height, width):
+            raise UserError(
+                f"{recordings.path}: episode {episode} has pictures of {found[1]} x {found[0]} pixels, the first of "
+                f"{width} x {height}; bring them to one size with --size"
+            )
+    return height, width
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """ "64" or "WIDTHxHEIGHT" to (height, width)."""
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UserError(f"size '{text}': give one number, or WIDTHxHEIGHT, in pixels")
+    return int(parts[-1]), int(parts[0])
+
+
+def parse_fps(text: str | None) -> Fraction | None:
+    """ "30", "29.97" or "30000/1001"."""
+    if text is None:
+        return None
+    try:
+        fps = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UserError(f"fps '{text}': give a number, or a fraction such as 30000/1001") from error
+    if fps <= 0:
+        raise UserError(f"fps '{text}': must be positive")
+    return fps
+
+
 def fit(frame: Frame, height: int, width: int) -> Frame:
     """Scale a picture until it covers height x width, and cut off what stands out on both sides equally."""
     h, w = frame.shape[:2]
