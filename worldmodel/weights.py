@@ -36,9 +36,8 @@ def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, st
     save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path, metadata)
 
 
-def load_into(module: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
-    """Load tensors into a module of exactly these names and shapes; anything else is a UserError that names the key."""
-    own = module.state_dict()
+def check_tensors(tensors: dict[str, Tensor], own: dict[str, Tensor], where: str) -> None:
+    """Anything but exactly the names and shapes of `own`, with finite values, is a UserError that names the key."""
     for name in own.keys() - tensors.keys():
         raise UserError(f"{where}: weight '{name}' is missing: this is not a checkpoint of this model")
     for name in tensors.keys() - own.keys():
@@ -50,4 +49,9 @@ def load_into(module: nn.Module, tensors: dict[str, Tensor], where: str) -> None
             )
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"{where}: weight '{name}' holds values that are not finite")
+
+
+def load_into(module: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
+    """Load tensors into a module; the conditions of `check_tensors` hold."""
+    check_tensors(tensors, module.state_dict(), where)
     module.load_state_dict(tensors)
