@@ -65,6 +65,8 @@ class Autoencoder(nn.Module):
     """
 
     temporal = 1
+    latent_mean: Tensor  # [C]
+    latent_std: Tensor  # [C]
 
     def __init__(self, config: AutoencoderConfig) -> None:
         super().__init__()
@@ -75,7 +77,7 @@ class Autoencoder(nn.Module):
         self.decoder = _decoder(config)
         self.register_buffer("latent_mean", torch.zeros(config.channels))
         self.register_buffer("latent_std", torch.ones(config.channels))
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch's stubs forget it)
 
     def forward(self, frames: Tensor, noise: Tensor, noise_scale: Tensor) -> tuple[Tensor, Tensor]:
         """The training pass: encode, disturb, decode.
@@ -174,8 +176,8 @@ class _ResidualBlock(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(width, width, 3, padding=1)
         self.second = nn.Conv2d(width, width, 3, padding=1)
-        nn.init.zeros_(self.second.weight)
-        nn.init.zeros_(self.second.bias)
+        for parameter in self.second.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.second(F.silu(self.first(F.silu(x))))

@@ -8,6 +8,7 @@ Letters: B batch, T pixel frames, K latent frames, C latent channels, H W pixels
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLWan, AutoencoderTiny
@@ -35,10 +36,12 @@ class FrameTokenizer(nn.Module):
     """`AutoencoderKL` or `AutoencoderTiny`: each frame by itself. The wrapped model is frozen."""
 
     temporal = 1
+    latent_mean: Tensor  # [C, 1, 1]
+    latent_std: Tensor  # [C, 1, 1]
 
     def __init__(self, vae: AutoencoderKL | AutoencoderTiny) -> None:
         super().__init__()
-        config = vae.config
+        config: Any = vae.config
         self.vae = vae.eval().requires_grad_(False)
         self.channels: int = config.latent_channels
         stages = config.num_encoder_blocks if isinstance(vae, AutoencoderTiny) else config.block_out_channels
@@ -50,15 +53,16 @@ class FrameTokenizer(nn.Module):
     def encode(self, pixels: Tensor) -> Tensor:
         """Pixels [B, T, 3, H, W] in [-1, 1] -> normalised latents [B, T, C, h, w] (the posterior's mode)."""
         check_pixels(self, pixels)
-        encoded = self.vae.encode(pixels.flatten(0, 1).to(self.vae.dtype))
+        encoded: Any = self.vae.encode(pixels.flatten(0, 1).to(self.vae.dtype))
         raw = encoded.latents if isinstance(self.vae, AutoencoderTiny) else encoded.latent_dist.mode()
         return ((raw - self.latent_mean) / self.latent_std).to(pixels.dtype).unflatten(0, pixels.shape[:2])
 
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents [B, T, C, h, w] -> pixels [B, T, 3, H, W], clipped to [-1, 1]."""
         check_latents(self, latents)
-        raw = (latents.flatten(0, 1) * self.latent_std + self.latent_mean).to(self.vae.dtype)
-        return self.vae.decode(raw).sample.clamp(-1, 1).to(latents.dtype).unflatten(0, latents.shape[:2])
+        raw: Any = (latents.flatten(0, 1) * self.latent_std + self.latent_mean).to(self.vae.dtype)
+        decoded: Any = self.vae.decode(raw)
+        return decoded.sample.clamp(-1, 1).to(latents.dtype).unflatten(0, latents.shape[:2])
 
     def decode_stream(self, latents: Tensor, state: DecodeState | None) -> tuple[Tensor, DecodeState]:
         """Frames are independent: the state is empty."""
@@ -78,10 +82,12 @@ class WanTokenizer(nn.Module):
     """
 
     temporal = 4
+    latent_mean: Tensor  # [C, 1, 1, 1]
+    latent_std: Tensor  # [C, 1, 1, 1]
 
     def __init__(self, vae: AutoencoderKLWan) -> None:
         super().__init__()
-        config = vae.config
+        config: Any = vae.config
         downsamplings = sum(config.temperal_downsample)
         if 2**downsamplings != self.temporal:
             raise UserError(f"AutoencoderKLWan with a temporal factor of {2**downsamplings}: only 4 is supported")
@@ -109,14 +115,14 @@ class WanTokenizer(nn.Module):
             raise UserError(f"{pixels.shape[1]} frames: a stream starts with 1 + a multiple of 4, then multiples of 4")
         x = patchify(pixels.transpose(1, 2).to(self.vae.dtype), self.patch)
         sizes = [1] * lead + [self.temporal] * ((x.shape[2] - lead) // self.temporal)
-        outputs = []
+        outputs, carried = [], state or ()
         for group in x.split(sizes, dim=2):
-            cache = self._cache("encoder", state)
+            cache = self._cache("encoder", carried)
             outputs.append(self.vae.encoder(group, feat_cache=cache, feat_idx=[0]))
-            state = _to_state(cache)
+            carried = _to_state(cache)
         moments = self.vae.quant_conv(torch.cat(outputs, dim=2))
         raw = moments[:, : self.channels]
-        return ((raw - self.latent_mean) / self.latent_std).to(pixels.dtype).transpose(1, 2), state
+        return ((raw - self.latent_mean) / self.latent_std).to(pixels.dtype).transpose(1, 2), carried
 
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents [B, K, C, h, w] of a whole clip -> pixels [B, 1 + 4 (K - 1), 3, H, W] in [-1, 1]."""
@@ -127,24 +133,24 @@ class WanTokenizer(nn.Module):
         check_latents(self, latents)
         raw = (latents.transpose(1, 2) * self.latent_std + self.latent_mean).to(self.vae.dtype)
         x = self.vae.post_quant_conv(raw)
-        outputs = []
-        for latent in x.split(1, dim=2):
-            cache = self._cache("decoder", state)
-            outputs.append(self.vae.decoder(latent, feat_cache=cache, feat_idx=[0], first_chunk=state is None))
-            if state is None:
+        outputs, carried = [], state or ()
+        for index, latent in enumerate(x.split(1, dim=2)):
+            begins = state is None and index == 0
+            cache = self._cache("decoder", carried)
+            outputs.append(self.vae.decoder(latent, feat_cache=cache, feat_idx=[0], first_chunk=begins))
+            if begins:
                 self._fill_skipped_convolutions(cache, latent)
-            state = _to_state(cache)
+            carried = _to_state(cache)
         pixels = unpatchify(torch.cat(outputs, dim=2), self.patch).clamp(-1, 1)
-        return pixels.to(latents.dtype).transpose(1, 2), state
+        return pixels.to(latents.dtype).transpose(1, 2), carried
 
     def save(self, folder: Path) -> None:
         """Write a diffusers folder: `config.json` and safetensors weights."""
         self.vae.save_pretrained(folder, safe_serialization=True)
 
-    def _cache(self, part: str, state: DecodeState | None) -> list[Tensor | str | None]:
+    def _cache(self, part: str, state: DecodeState) -> list[Tensor | str | None]:
         """The list that diffusers' forward reads and fills: one entry per causal convolution, in the order they run."""
-        entries: list[Tensor | str | None] = list(state or ())
-        return entries + [None] * (self.vae._cached_conv_counts[part] - len(entries))
+        return [*state, *[None] * (self.vae._cached_conv_counts[part] - len(state))]
 
     def _fill_skipped_convolutions(self, cache: list[Tensor | str | None], latent: Tensor) -> None:
         """Make tensors of the marks that the first latent leaves at the upsamplings in time (it passes them unchanged).
@@ -167,7 +173,7 @@ def load_diffusers(folder: Path) -> FrameTokenizer | WanTokenizer:
     """
     path = folder / CONFIG_FILE
     name = read_config(folder).get("_class_name")
-    classes = {cls.__name__: cls for cls in (AutoencoderKLWan, AutoencoderKL, AutoencoderTiny)}
+    classes: dict[Any, Any] = {cls.__name__: cls for cls in (AutoencoderKLWan, AutoencoderKL, AutoencoderTiny)}
     if name not in classes:
         raise UserError(f'{path}: "_class_name" is {name!r}, but a tokenizer is one of {", ".join(classes)}')
     _check_weight_files(folder)
@@ -208,7 +214,7 @@ def _check_weight_files(folder: Path) -> None:
         raise UserError(f"{folder / WEIGHTS_STEM}.safetensors: no such file")
 
 
-def _frame_statistics(config: dict, channels: int) -> tuple[Tensor, Tensor]:
+def _frame_statistics(config: Any, channels: int) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation [C] of raw latents: normalised = (raw - shift) * scaling_factor in diffusers."""
     if config.get("latents_mean") is not None and config.get("latents_std") is not None:
         mean, std = _channel_statistics(config, channels)
@@ -217,7 +223,7 @@ def _frame_statistics(config: dict, channels: int) -> tuple[Tensor, Tensor]:
     return torch.full((channels,), float(shift)), torch.full((channels,), 1.0 / config.scaling_factor)
 
 
-def _channel_statistics(config: dict, channels: int) -> tuple[Tensor, Tensor]:
+def _channel_statistics(config: Any, channels: int) -> tuple[Tensor, Tensor]:
     mean, std = torch.tensor(config.latents_mean), torch.tensor(config.latents_std)
     for name, values in (("latents_mean", mean), ("latents_std", std)):
         if values.shape != (channels,) or not values.isfinite().all():
@@ -229,4 +235,4 @@ def _channel_statistics(config: dict, channels: int) -> tuple[Tensor, Tensor]:
 
 def _to_state(cache: list[Tensor | str | None]) -> DecodeState:
     """The filled entries (diffusers' count includes shortcut convolutions of one frame, which keep nothing)."""
-    return tuple(entry for entry in cache if entry is not None)
+    return tuple(entry for entry in cache if isinstance(entry, Tensor))

@@ -128,9 +128,9 @@ def check_size(tokenizer: Tokenizer, height: int, width: int) -> None:
 
 def check_latents(tokenizer: Tokenizer, latents: Tensor) -> None:
     """Raise `UserError` unless latents have the shape [B, K, C, h, w] with the tokenizer's number of channels."""
-    if latents.ndim != 5 or latents.shape[2] != tokenizer.channels:
+    if latents.ndim != 5 or latents.shape[2] != tokenizer.channels or latents.shape[1] < 1:
         raise UserError(
-            f"latents must have the shape [B, K, C, h, w] with C = {tokenizer.channels}, not {list(latents.shape)}"
+            f"latents must have the shape [B, K, C, h, w] with K >= 1 and C = {tokenizer.channels}, not {list(latents.shape)}"
         )
 
 
