@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from worldmodel.errors import UserError
-from worldmodel.serial import read_json
+from worldmodel.serial import from_json, read_json
 from worldmodel.weights import PICKLES
 
 DecodeState = tuple[Tensor, ...]
@@ -62,9 +62,10 @@ def load_tokenizer(name: str | Path, subfolder: str | None = None) -> Tokenizer:
 
     The folder's `config.json` says what it holds: `"type": "AutoencoderConfig"` is ours, a diffusers `"_class_name"` is
     one of `AutoencoderKLWan`, `AutoencoderKL` and `AutoencoderTiny`. Weights are read from safetensors files only.
+    The name "pixels" gives the tokenizer that leaves pixels as they are.
 
     Args:
-        name: a local folder, or a hub name "owner/model" if there is no such folder.
+        name: a local folder, "pixels", or a hub name "owner/model" if there is no such folder.
         subfolder: where the autoencoder lies inside it ("vae" in a diffusers pipeline).
 
     Raises:
@@ -72,7 +73,10 @@ def load_tokenizer(name: str | Path, subfolder: str | None = None) -> Tokenizer:
             or unfitting weights; the message names the file.
     """
     from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig  # imports this file
+    from worldmodel.models.pixel_tokenizer import PixelTokenizer, PixelTokenizerConfig
 
+    if str(name) == "pixels":
+        return PixelTokenizer(PixelTokenizerConfig())
     folder = Path(name)
     if folder.is_file():
         _refuse_pickle(folder)
@@ -87,6 +91,8 @@ def load_tokenizer(name: str | Path, subfolder: str | None = None) -> Tokenizer:
     config = read_config(folder)
     if config.get("type") == AutoencoderConfig.__name__:
         return Autoencoder.load(folder)
+    if config.get("type") == PixelTokenizerConfig.__name__:
+        return PixelTokenizer(from_json(config, PixelTokenizerConfig, str(folder / CONFIG_FILE)))
     if "_class_name" in config:
         from worldmodel.models.diffusers_tokenizer import load_diffusers
 
@@ -130,7 +136,8 @@ def check_latents(tokenizer: Tokenizer, latents: Tensor) -> None:
     """Raise `UserError` unless latents have the shape [B, K, C, h, w] with the tokenizer's number of channels."""
     if latents.ndim != 5 or latents.shape[2] != tokenizer.channels or latents.shape[1] < 1:
         raise UserError(
-            f"latents must have the shape [B, K, C, h, w] with K >= 1 and C = {tokenizer.channels}, not {list(latents.shape)}"
+            f"latents must have the shape [B, K, C, h, w] with K >= 1 and C = {tokenizer.channels}, "
+            f"not {list(latents.shape)}"
         )
 
 
