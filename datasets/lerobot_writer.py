@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 import datasets as hf_datasets
 from worldmodel.errors import UserError
 
+STATE, ACTION = "observation.state", "action"
 KEYFRAME_EVERY = 12  # frames: random access decodes at most eleven frames in vain
 MAX_VIDEO_MB = 32  # lerobot copies the growing file at every episode
 MIN_FREE_MB = 64
@@ -35,7 +36,7 @@ DEPTH_RANGE = (0.05, 80.0)  # metres that the 12 bits of the depth video span, l
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSchema:
-    """What every episode of one dataset has."""
+    """What every episode of one dataset has. Without names of a state, or of an action, there is no such column."""
 
     fps: int
     cameras: Mapping[str, tuple[int, int]]  # name -> (height, width) in pixels
@@ -72,7 +73,7 @@ class EpisodeWriter:
         self.folder = folder
         self.episodes = 0
         self._schema = schema
-        self._rows: dict[str, list[NDArray[np.float32]]] = {"observation.state": [], "action": []}
+        self._rows: dict[str, list[NDArray[np.float32]]] = {key: [] for key in _vectors(schema)}
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -133,8 +134,8 @@ class EpisodeWriter:
                 self._dataset.clear_episode_buffer()
                 raise
             self.episodes += 1
-            self._rows["observation.state"].append(episode.state)
-            self._rows["action"].append(episode.action)
+            for key, rows in self._rows.items():
+                rows.append(episode.state if key == STATE else episode.action)
 
     def _wait_for_encoders(self) -> None:
         """Until all frames are taken up: lerobot gives up on an encoder 120 s after an episode's end, mid-video."""
@@ -170,6 +171,11 @@ def _statistics(rows: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
     return {**moments, **quantiles, "count": np.array([len(values)])}
 
 
+def _vectors(schema: EpisodeSchema) -> dict[str, tuple[str, ...]]:
+    """The columns of numbers, with the names of their dimensions."""
+    return {key: names for key, names in ((STATE, schema.state_names), (ACTION, schema.action_names)) if names}
+
+
 def _features(schema: EpisodeSchema) -> dict[str, dict]:
     features: dict[str, dict] = {}
     for camera, (height, width) in schema.cameras.items():
@@ -186,17 +192,14 @@ def _features(schema: EpisodeSchema) -> dict[str, dict]:
             "names": ["height", "width", "channels"],
             "info": {"is_depth_map": True},
         }
-    for key, names in (("observation.state", schema.state_names), ("action", schema.action_names)):
+    for key, names in _vectors(schema).items():
         features[key] = {"dtype": "float32", "shape": (len(names),), "names": list(names)}
     return features
 
 
 def _frame(episode: Episode, index: int) -> dict[str, object]:
-    frame: dict[str, object] = {
-        "task": episode.task,
-        "observation.state": episode.state[index],
-        "action": episode.action[index],
-    }
+    vectors = {STATE: episode.state[index], ACTION: episode.action[index]}
+    frame: dict[str, object] = {"task": episode.task, **{key: value for key, value in vectors.items() if value.size}}
     for camera, video in episode.video.items():
         frame[f"observation.images.{camera}"] = video[index]
     for camera, depth in episode.depth.items():
