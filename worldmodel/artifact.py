@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from worldmodel.errors import UserError
+from worldmodel.generate import write_comparison
 from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.tokenizer import load_tokenizer, save_tokenizer
 from worldmodel.models.world import WorldModel
 from worldmodel.pixels import enlarge, to_uint8, write_video
 from worldmodel.run import Run
-from worldmodel.samples import write_sample
 from worldmodel.weights import load_into
 
 STATISTICS_BATCHES = 16
@@ -46,7 +46,7 @@ def look(made: WorldModel | Autoencoder, run: Run, video: Path) -> None:
     """A short video of what it can do on held-out data: real above generated or reconstructed."""
     clip = next(iter(run.data.validation_batches(1)))
     if isinstance(made, WorldModel):
-        write_sample(made, clip, video)
+        write_comparison(made, clip, video)
         return
     frames = clip.x.flatten(0, 1)[:64, None]
     pair = np.concatenate([to_uint8(frames), to_uint8(made.decode(made.encode(frames)))], 2)
