@@ -82,8 +82,8 @@ class LoraLinear(nn.Linear):
 def add_lora[M: nn.Module](model: M, config: LoraConfig) -> M:
     """A model with adapters on the layers that `config.targets` names; its output is still that of `model`.
 
-    Frozen weights share their storage with `model`, which stays as it is; what is trained is its own, in fp32 also where
-    `model` is in bf16 (train under autocast). Already adapted models and patterns that fit nothing are UserErrors.
+    Frozen weights share their storage with `model`, which stays as it is; what is trained is its own, and in fp32 even
+    if `model` is in bf16 (train under autocast). Adapted models and patterns that fit nothing are UserErrors.
     """
     if any(isinstance(module, LoraLinear) for module in model.modules()):
         raise UserError("lora: this model has adapters already; merge them first")
