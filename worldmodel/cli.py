@@ -1,0 +1,245 @@
+"""The command line: the front door, and the only file here that may import datasets/ and policies/.
+
+A command is a function; its docstring is the help and its arguments are the options. Its module is imported when the
+command is chosen, so that a missing simulator matters only to who uses it.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from worldmodel import __version__
+from worldmodel.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Where a command's function lives, and which of its arguments are given without a name."""
+
+    module: str
+    function: str
+    positional: tuple[str, ...]
+    help: str
+
+
+HERE = "worldmodel.cli"
+COMMANDS = {
+    "demo": Command(HERE, "demo", (), "drive the shipped world in the browser"),
+    "collect": Command(HERE, "collect", ("world",), "simulator -> LeRobotDataset v3"),
+    "inspect": Command("worldmodel.datasets.inspect", "inspect", ("path",), "what is this, and what comes next?"),
+    "convert": Command("worldmodel.datasets.convert", "convert", ("source", "out"), "videos -> LeRobotDataset v3"),
+    "encode": Command("worldmodel.datasets.encode", "encode", ("data",), "pre-compute latents"),
+    "train": Command(HERE, "train", (), "train what a file in configs/ describes"),
+    "estimate": Command(HERE, "estimate", (), "parameters, memory and time of a run before it starts"),
+    "rollout": Command(HERE, "rollout", ("checkpoint",), "long generation to a video"),
+    "evaluate": Command("worldmodel.datasets.evaluate", "evaluate", ("what", "checkpoint"), "drift, actions, latency"),
+    "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),
+    "quickstart": Command("worldmodel.datasets.quickstart", "quickstart", (), "everything on a tiny world in minutes"),
+    "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
+}
+SHIPPED = Path(__file__).resolve().parent.parent / "demos" / "models" / "doom"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; bad input is one line on stderr and exit code 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if name == "--version":
+        print(f"worldmodel {__version__}")
+        return 0
+    try:
+        if name not in COMMANDS:
+            raise UserError(f"no command '{name}'; there are {', '.join(COMMANDS)}")
+        command = COMMANDS[name]
+        function = getattr(importlib.import_module(command.module), command.function)
+        if name in ("train", "estimate"):  # their options are the fields of the configuration that comes first
+            return function(argv[1:])
+        return tyro.cli(_with_positional(function, command.positional), prog=f"worldmodel {name}", args=argv[1:])
+    except UserError as error:
+        for line in (f"error: {error}", *getattr(error, "__notes__", ())):
+            print(line, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _overview() -> str:
+    lines = "\n".join(f"  {name:11} {command.help}" for name, command in COMMANDS.items())
+    return f"usage: worldmodel COMMAND [OPTIONS]\n\n{lines}\n\nworldmodel COMMAND --help explains one, with an example."
+
+
+def _with_positional(function: Callable[..., int], names: tuple[str, ...]) -> Callable[..., int]:
+    """The same function, with some arguments given by their place on the command line."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [
+        p.replace(annotation=tyro.conf.Positional[p.annotation]) if p.name in names else p
+        for p in signature.parameters.values()
+    ]
+
+    def command(*args: Any, **options: Any) -> int:
+        return function(*args, **options)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
+    return command
+
+
+def train(args: list[str]) -> int:
+    """Train what a file in configs/ describes; it resumes by itself from its out folder.
+
+    Example: worldmodel train configs/maze.py --steps 500 --data.batch 4
+
+    Every field of the run is an option: worldmodel train CONFIG --help lists them.
+    """
+    from worldmodel.train import train as run_training
+
+    run = _run("train", train, args)
+    if run is None:
+        return 0
+    metrics = run_training(run)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"{run.out / 'model'}: " + "  ".join(f"{name} {value:.5f}" for name, value in metrics.items()))
+    return 0
+
+
+def estimate(args: list[str]) -> int:
+    """Parameters, memory and time per step of a run, before it starts.
+
+    Example: worldmodel estimate configs/wan_1_3b.py --data.batch 1
+    """
+    from worldmodel.estimate import print_estimate
+
+    run = _run("estimate", estimate, args)
+    return 0 if run is None else print_estimate(run)
+
+
+def _run(name: str, command: Callable[..., int], args: list[str]) -> Any:
+    """The run of the configuration named first, with the options after it applied to its fields; None after --help."""
+    from worldmodel.run import load
+
+    if not args or args[0] in ("-h", "--help"):
+        print(f"usage: worldmodel {name} CONFIG [OPTIONS]\n\n{inspect.getdoc(command)}")
+        return None
+    run = load(args[0])
+    kind = type(run)[type(run.data)]  # so that the data's own fields are options too
+    config = (tyro.conf.AvoidSubcommands,)
+    return tyro.cli(kind, prog=f"worldmodel {name} {args[0]}", default=run, args=args[1:], config=config)
+
+
+def collect(
+    world: str,
+    out: Path,
+    episodes: int = 20,
+    frames: int = 500,
+    seed: int = 0,
+    size: int = 64,
+    camera: str | None = None,
+    policy: str | None = None,
+    depth: bool = False,
+) -> int:
+    """Record a simulated world as a LeRobotDataset v3.
+
+    Example: worldmodel collect maze --episodes 50 --out data/maze
+
+    Worlds: maze, doom, doom/freedoom, metaworld/TASK, pusht. Episode i has seed --seed + i. Ctrl-C keeps what is done.
+    """
+    from worldmodel.datasets.collect import collect as record
+    from worldmodel.datasets.worlds.base import WorldOptions
+
+    made = record(world, episodes, out, frames, seed, WorldOptions(size, camera, policy, depth))
+    print(f"{out}: {len(made.episodes)} episodes, {made.frames} frames of {world}, policy {made.policy}")
+    return 0 if made.stopped is None else 130
+
+
+def rollout(
+    checkpoint: Path,
+    out: Path,
+    data: Path | None = None,
+    frames: int = 240,
+    seed: int = 0,
+    steps: int | None = None,
+    scale: int = 4,
+) -> int:
+    """Generate a long video and write it as MP4.
+
+    Example: worldmodel rollout demos/models/doom --frames 960 --out doom.mp4
+
+    Without --data the model's own beginnings are continued under wandering actions. --data is a folder of latents: its
+    held-out clips give the beginning and the recorded actions. --frames counts latent frames, --steps the sampler's
+    model calls per chunk, --scale enlarges the pictures.
+    """
+    from worldmodel.datasets.latents import LatentClips
+    from worldmodel.generate import write_rollout
+    from worldmodel.sampler import with_steps
+
+    world = _world(checkpoint)
+    sampler = world.stream.sampler if steps is None else with_steps(world.stream.sampler, steps)
+    recording = None
+    if data is not None:
+        length = (-(-frames // world.dit.chunk) + 1 + sampler.lookahead) * world.dit.chunk
+        clips = LatentClips(path=(data,), length=length, batch=4, actions=world.actions)
+        recording = next(clips.validation_batches(1))
+    write_rollout(world, recording, out, frames, seed, sampler, scale)
+    print(out)
+    return 0
+
+
+def demo(port: int = 8000, host: str = "127.0.0.1", token: str | None = None, open_browser: bool = False) -> int:
+    """Drive the shipped world in the browser.
+
+    Example: worldmodel demo
+    """
+    if not SHIPPED.is_dir():
+        raise UserError(f"{SHIPPED}: the shipped model is not here; it is part of the repository, not of the wheel")
+    return serve(SHIPPED, port=port, host=host, token=token, open_browser=open_browser, real="doom")
+
+
+def serve(
+    checkpoint: Path,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    max_sessions: int = 4,
+    real: str | None = None,
+    data: Path | None = None,
+    open_browser: bool = False,
+) -> int:
+    """Stream a world model live to browsers and programs.
+
+    Example: worldmodel serve runs/maze --real maze
+
+    --real runs the simulator of that name beside the dream, under the same keys. --data gives recordings (a dataset or
+    a folder of videos) whose frames a stream may start from. Any --host that is not loopback needs a --token.
+    """
+    from worldmodel.datasets.stage import frames_of, simulator
+    from worldmodel.serve import serve as stream
+
+    world = _world(checkpoint)
+    return stream(
+        world,
+        host=host,
+        port=port,
+        token=token,
+        max_sessions=max_sessions,
+        real=None if real is None else simulator(real, world),
+        recordings=None if data is None else frames_of(data, world),
+        open_browser=open_browser,
+    )
+
+
+def _world(folder: Path) -> Any:
+    """A world model from its folder, or from the folder of the run that made it."""
+    from worldmodel.models.world import WorldModel
+
+    return WorldModel.load(folder / "model" if (folder / "model" / "config.json").exists() else folder)
