@@ -9,7 +9,8 @@
 Columns that only number the rows (frame, frame_index, timestamp, index, episode_index, task_index) are no actions.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,11 +22,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from worldmodel.actions import ActionSpec
-from worldmodel.datasets.recordings import Frame, check_actions
+from worldmodel.datasets.progress import progress_bar
+from worldmodel.datasets.recordings import Frame, check_actions, numbered
 from worldmodel.datasets.video import SUFFIXES, VideoFile, open_video
 from worldmodel.errors import UserError
 
 CAMERA = "video"
+MANY = 50  # files that take a while to look at
 ACTIONS = (".npz", ".csv", ".parquet")
 COUNTERS = {"frame", "frame_index", "timestamp", "index", "episode_index", "task_index"}
 
@@ -53,10 +56,19 @@ class VideoFolder:
         Raises UserError that names the file for one that cannot be read, for different kinds of action, for actions
         beside some of the videos only, and, without `fps`, for different rates or a variable one.
         """
-        paths = video_paths(path)
+        paths, files = video_paths(path), []
+        with progress_bar("look", len(paths), unit="files", shown=len(paths) >= MANY) as advance:
+            for file in paths:
+                files.append(open_video(file))
+                advance(1)
+        return cls.of(path, tuple(files), fps)
+
+    @classmethod
+    def of(cls, path: Path, files: tuple[VideoFile, ...], fps: Fraction | None = None) -> "VideoFolder":
+        """The same from files that are open already."""
         if fps is not None and fps <= 0:
             raise UserError(f"fps must be positive, not {fps}")
-        files = tuple(open_video(file) for file in paths)
+        paths = [file.path for file in files]
         names = [action_names(file) for file in paths]
         for file, found in zip(paths, names, strict=True):
             if found != names[0]:
@@ -104,13 +116,12 @@ class VideoFolder:
     def notes(self) -> list[str]:
         decord = sum(file.reader == "decord" for file in self.files)
         notes = [f"read with PyAV; frames picked at random with decord in {decord} of {len(self.files)} files"]
-        notes += [f"{file.path}: PyAV only ({file.reason})" for file in self.files if file.reader != "decord"]
-        notes += [f"{file.path}: turned by {file.rotation} degrees" for file in self.files if file.rotation]
+        notes += _counted("PyAV only, {}", [(f.path, f.reason) for f in self.files if f.reader != "decord"])
+        notes += _counted("turned by {} degrees", [(f.path, f.rotation) for f in self.files if f.rotation])
         if self.resampled:
-            changed = [file for file in self.files if file.uneven is not None or file.fps != self.fps]
-            notes += [
-                f"{file.path}: {float(file.fps):.5g} frames/s brought to {float(self.fps):.5g}" for file in changed
-            ]
+            changed = [f for f in self.files if f.uneven is not None or f.fps != self.fps]
+            rates = [(f.path, f"{float(f.fps):.5g} to {float(self.fps):.5g}") for f in changed]
+            notes += _counted("brought from {} frames/s by timestamps", rates)
         return notes
 
     def _indices(self, episode: int) -> NDArray[np.int64]:
@@ -199,9 +210,11 @@ def _read_table(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64]]:
     return tuple(map(str, columns)), table[columns].to_numpy(np.float64)
 
 
-def numbered(dim: int) -> tuple[str, ...]:
-    """Names for actions that have none."""
-    return tuple(f"action_{i}" for i in range(dim))
+def _counted(text: str, found: Sequence[tuple[Path, object]]) -> list[str]:
+    """A line per value, with the number of files that have it."""
+    count = Counter(value for _, value in found)
+    first = {value: path for path, value in reversed(found)}
+    return [f"{n} files {text.format(value)}, such as {first[value]}" for value, n in count.items()]
 
 
 def _is_number(text: object) -> bool:

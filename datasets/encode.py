@@ -30,7 +30,7 @@ from worldmodel.datasets.latent_files import (
     write_episode,
     write_info,
 )
-from worldmodel.datasets.progress import frames_bar
+from worldmodel.datasets.progress import progress_bar
 from worldmodel.datasets.recordings import (
     Frame,
     Recordings,
@@ -144,7 +144,7 @@ def encode_recordings(
         few = device != "cpu" or sum(frames.values()) < WORTH_PROCESSES
         workers = 1 if few else min(len(missing), os.cpu_count() or 1)
     total = sum(recordings.episodes.values())
-    with frames_bar("encode", total, total - sum(frames.values())) as advance:
+    with progress_bar("encode", total, total - sum(frames.values())) as advance:
         if workers <= 1:
             _encode_here(encoding, model, missing, advance)
         else:

@@ -20,9 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from worldmodel.datasets.clips import numbered
 from worldmodel.datasets.lerobot_statistics import Statistics
-from worldmodel.datasets.recordings import Frame, check_actions
+from worldmodel.datasets.recordings import Frame, check_actions, numbered
 from worldmodel.errors import UserError
 from worldmodel.serial import read_json
 

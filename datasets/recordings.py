@@ -164,6 +164,11 @@ def fit(frame: Frame, height: int, width: int) -> Frame:
     return np.ascontiguousarray(scaled[top : top + height, left : left + width])
 
 
+def numbered(dim: int) -> tuple[str, ...]:
+    """Names for actions that have none."""
+    return tuple(f"action_{i}" for i in range(dim))
+
+
 def check_actions(
     values: NDArray[np.generic], names: tuple[str, ...], frames: int, where: str, video: str
 ) -> NDArray[np.float32]:

@@ -1,0 +1,95 @@
+"""`convert`: video files, with or without actions beside them, become a LeRobotDataset v3."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from worldmodel.datasets.clips import CAMERA, VideoFolder, video_paths
+from worldmodel.datasets.lerobot import is_lerobot
+from worldmodel.datasets.lerobot_writer import Episode, EpisodeSchema, EpisodeWriter
+from worldmodel.datasets.progress import progress_bar
+from worldmodel.datasets.recordings import fit, parse_fps, parse_size, picture_size
+from worldmodel.datasets.video import open_video
+from worldmodel.errors import UserError
+
+MAX_EPISODE_BYTES = 2**30  # of raw pictures, which lie in memory; longer videos become several episodes
+
+
+def convert(source: Path, out: Path, size: str | None = None, fps: str | None = None, task: str = "watch") -> int:
+    """Turn a folder of videos, or one video, into a LeRobotDataset v3.
+
+    Example: worldmodel convert ~/videos/drive data/drive --size 64 --fps 24
+
+    Actions are taken from a .npz, .csv or .parquet of the same name beside each video, one row per frame. --size
+    WIDTHxHEIGHT scales and cuts pictures; --fps brings all videos to one rate by their timestamps (default: the first
+    one's, rounded, as a LeRobotDataset has whole rates); --task says in words what is done in them.
+    """
+    wanted = parse_fps(fps)
+    if wanted is not None and wanted.denominator != 1:
+        raise UserError(f"fps {fps}: a LeRobotDataset has a whole number of frames per second")
+    folder = open_source(source, wanted)
+    for note in folder.notes():
+        print(note)
+    try:
+        episodes, frames = convert_videos(folder, out, parse_size(size), task)
+    except KeyboardInterrupt:
+        print(f"{out}: stopped; it is finalised with the episodes that were finished")
+        return 130
+    print(f"{out}: {episodes} episodes, {frames} frames at {folder.fps} frames/s")
+    return 0
+
+
+def open_source(source: Path, fps: Fraction | None = None) -> VideoFolder:
+    """The videos, brought to a whole rate."""
+    if is_lerobot(source):
+        raise UserError(f"{source}: is a LeRobotDataset already; `encode` reads it as it is, and scales it with --size")
+    return VideoFolder.open(source, fps or Fraction(max(1, round(open_video(video_paths(source)[0]).fps))))
+
+
+def convert_videos(
+    folder: VideoFolder, out: Path, size: tuple[int, int] | None = None, task: str = "watch"
+) -> tuple[int, int]:
+    """Write all videos to the new folder `out`; returns the numbers of episodes and of frames.
+
+    size: (height, width). An error or Ctrl-C in one video leaves a readable dataset of those before it; bad input is a
+    UserError.
+    """
+    height, width = picture_size(folder, CAMERA, size)
+    schema = EpisodeSchema(
+        fps=int(folder.fps), cameras={CAMERA: (height, width)}, state_names=(), action_names=folder.action_names
+    )
+    if folder.action_names:
+        folder.check_statistics(folder.action_names)
+    lengths = folder.episodes
+    written = 0
+    with EpisodeWriter(out, schema) as writer, progress_bar("convert", sum(lengths.values())) as advance:
+        try:
+            for index in lengths:
+                for episode in _episodes(folder, index, height, width, task):
+                    writer.write(episode)
+                    written += len(episode)
+                    advance(len(episode))
+        except UserError as error:
+            saved = f"the {writer.episodes} episodes before it are in {out}" if writer.episodes else "nothing was saved"
+            raise UserError(f"{error}; {saved}") from error
+    return writer.episodes, written
+
+
+def _episodes(folder: VideoFolder, index: int, height: int, width: int, task: str) -> Iterator[Episode]:
+    """A video as one episode, or as several of equal length if it is long."""
+    length = folder.episodes[index]
+    pieces = -(-length * height * width * 3 // MAX_EPISODE_BYTES)
+    borders = np.linspace(0, length, pieces + 1).round().astype(int).tolist()
+    pictures = (fit(frame, height, width) for frame in folder.frames(index))
+    actions = folder.actions(index)
+    for start, stop in pairwise(borders):
+        yield Episode(
+            task=task,
+            video={CAMERA: np.stack(list(islice(pictures, stop - start)))},
+            state=np.zeros((stop - start, 0), np.float32),
+            action=actions[start:stop],
+            depth={},
+        )
