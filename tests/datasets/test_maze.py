@@ -89,6 +89,44 @@ def test_wall_heights_follow_one_over_depth(x, y, angle, size):
 
 
 @given(inside, inside, angles)
+@settings(max_examples=40, deadline=None)
+def test_the_picture_has_floor_and_ceiling_where_the_depth_has(x, y, angle):
+    """Other floors and ceilings change exactly the pixels that are nearer than the wall of their column."""
+    red, blue = hall(), hall()
+    for layout, name in ((red, "red"), (blue, "blue")):
+        layout.floor[:] = layout.ceiling[:] = atlas().number(f"floor {name} carpet")
+    hits, one = look(red, x, y, angle)
+    _, other = look(blue, x, y, angle)
+    rows = np.abs(np.arange(64)[:, None] + 0.5 - 32)
+    half = focal(64) * 0.5 / hits.depth[0]
+    clear = np.abs(rows - half) > 1e-3
+    np.testing.assert_array_equal((one != other).any(-1)[clear], (rows > half)[clear])
+
+
+@given(inside, inside, angles, st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_floor_and_ceiling_show_the_texel_at_their_place(x, y, angle, below):
+    """Near rows only, which are painted from level 0; a mixed floor, so that the cell counts, too."""
+    layout = hall()
+    carpets = [f"floor {name}" for name in ("oak", "tiles", "marble", "red carpet")]
+    surface = layout.floor if below else layout.ceiling
+    surface[:] = np.array([atlas().number(name) for name in carpets])[np.add.outer(np.arange(12), np.arange(12)) % 4]
+    hits, image = look(layout, x, y, angle)
+    heading, slope = math.radians(angle), slopes(64)
+    for row in range(56, 64):
+        depth = 0.5 / slope[row]
+        light = int(np.float32(GLOOM + (1 - GLOOM) * math.exp(-depth / FOG)) * 256)
+        px = x + depth * (math.cos(heading) + slope * math.sin(heading))
+        py = y + depth * (math.sin(heading) - slope * math.cos(heading))
+        edge = np.minimum(np.abs(px * TEXELS - np.rint(px * TEXELS)), np.abs(py * TEXELS - np.rint(py * TEXELS)))
+        for column in np.flatnonzero((hits.depth[0] > depth + 1e-3) & (edge > 1e-3)):
+            i, j = int(px[column] * TEXELS), int(py[column] * TEXELS)
+            picture = atlas().picture(carpets[(i // TEXELS + j // TEXELS) % 4])
+            want = picture[j % TEXELS, i % TEXELS].astype(int) * light // 256
+            np.testing.assert_allclose(image[row if below else 63 - row, column], want, atol=1)
+
+
+@given(inside, inside, angles)
 @settings(max_examples=100, deadline=None)
 def test_texture_column_is_the_place_on_the_wall(x, y, angle):
     """u grows from left to right for the viewer: with y on walls that look east, against it on those that look west."""
@@ -132,6 +170,12 @@ def test_pillar_depth_is_the_distance_to_its_surface(x, away, tilt):
     assert hits.texture[0, column] == 7
     assert hits.depth[0, column] * ray == pytest.approx(distance - PILLAR_RADIUS, rel=1e-9)
     assert hits.slant[0, column] == pytest.approx(1)
+    assert hits.light[0, column] == pytest.approx(1)
+    turns = math.radians(axis + 180) / (2 * math.pi) * 3  # the texture goes round three times
+    apart = (hits.u[0, column] - turns + 0.5) % 1 - 0.5
+    assert abs(apart) < 1e-6
+    assert (hits.u >= 0).all()
+    assert (hits.u <= 1).all()
 
 
 def test_pillar_hides_nothing_beside_it():
