@@ -1,0 +1,90 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from worldmodel.errors import UserError
+from worldmodel.serve.pictures import decode, encode, fit, read_picture, to_model, to_uint8
+from worldmodel.serve.protocol import Codec
+
+
+def file(picture: np.ndarray, kind: str = "PNG", **options) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(picture).save(out, kind, **options)
+    return out.getvalue()
+
+
+def gradient(height: int, width: int) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    return np.stack((255 * y / height, 255 * x / width, 0 * x + 99), -1).astype(np.uint8)
+
+
+def test_uint8_round_trip_is_exact() -> None:
+    picture = np.arange(256, dtype=np.uint8).reshape(1, 8, 32, 1).repeat(3, -1)
+    assert np.array_equal(to_uint8(to_model(picture, torch.device("cpu")))[0], picture)
+
+
+def test_values_are_rounded_and_clipped() -> None:
+    values = torch.tensor([-2.0, -1.0, 0.0, 0.0039, 1.0, 3.0]).reshape(1, 1, 6).expand(3, 1, 6)
+    assert to_uint8(values)[0, :, 1].tolist() == [0, 0, 128, 128, 255, 255]  # 127.5 rounds to even
+
+
+def test_raw_is_exact() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+    assert np.array_equal(decode(encode(picture, "raw", 1), Codec.RAW, 7, 5), picture)
+
+
+@pytest.mark.parametrize(("name", "codec"), [("jpeg", Codec.JPEG), ("webp", Codec.WEBP)])
+def test_lossy_codecs_keep_colours_in_their_channels(name: str, codec: Codec) -> None:
+    picture = gradient(32, 48)
+    back = decode(encode(picture, name, 95), codec, 48, 32)
+    assert back.shape == picture.shape
+    assert np.abs(back.astype(int) - picture).mean() < 3
+    coarse = encode(picture, name, 5)
+    assert len(coarse) < len(encode(picture, name, 95))
+
+
+def test_broken_payload() -> None:
+    with pytest.raises(ValueError, match="not a JPEG"):
+        decode(b"nothing", Codec.JPEG, 4, 4)
+
+
+def test_fit_crops_the_middle() -> None:
+    wide = np.zeros((10, 30, 3), np.uint8)
+    wide[:, 10:20] = 200
+    assert (fit(wide, 10, 10) == 200).all()
+    assert fit(gradient(30, 10), 16, 16).shape == (16, 16, 3)
+    assert fit(gradient(2, 2), 16, 32).shape == (16, 32, 3)
+
+
+def test_uploaded_picture_is_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to view
+    picture = np.zeros((20, 20, 3), np.uint8)
+    picture[:, :10] = 255  # left half: after turning, the upper half
+    upright = read_picture(file(picture, "PNG", exif=exif), 20, 20)
+    assert upright[:9].min() > 200
+    assert upright[11:].max() < 50
+
+
+def test_grey_and_transparent_pictures() -> None:
+    assert read_picture(file(np.full((9, 9), 77, np.uint8)), 8, 8).tolist() == [[[77] * 3] * 8] * 8
+    assert read_picture(file(np.full((9, 9, 4), 77, np.uint8)), 8, 8).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"garbage", "not a picture"),
+        (file(gradient(50, 50))[:-700], "not a picture"),
+        (file(gradient(50, 50), "JPEG")[:400], "not a picture"),
+        (file(np.zeros((7000, 7000), np.uint8)), "40 million"),
+        (file(np.zeros((20000, 20000), np.uint8)), "not a picture"),
+    ],
+    ids=["garbage", "truncated png", "truncated jpeg", "large", "bomb"],
+)
+def test_what_is_no_picture(data: bytes, text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        read_picture(data, 16, 16)

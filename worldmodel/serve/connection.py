@@ -1,0 +1,170 @@
+"""One WebSocket connection: greets, then reads, writes and ticks until one of them ends."""
+
+import asyncio
+import logging
+import time
+
+from fastapi import WebSocket, WebSocketDisconnect
+
+from worldmodel.errors import UserError
+
+from .outbox import End, Message
+from .protocol import (
+    CLOSE_BAD_MESSAGE,
+    CLOSE_FULL,
+    CLOSE_IDLE,
+    Ack,
+    Bookmark,
+    ClientMessage,
+    Error,
+    Hello,
+    Input,
+    Pause,
+    ProtocolError,
+    Real,
+    Record,
+    Reset,
+    Restart,
+    Save,
+    Settings,
+    read_message,
+    read_upload,
+    write_message,
+)
+from .session import Session
+from .studio import Full, Studio
+
+_log = logging.getLogger("worldmodel.serve")
+TICK = 1.0  # seconds between two stats messages
+FAREWELL = 5.0  # seconds that a client has to read its last message
+
+
+class Connection:
+    """Carries messages between a client and its session."""
+
+    def __init__(self, websocket: WebSocket, studio: Studio) -> None:
+        self._socket, self._studio = websocket, studio
+
+    async def run(self) -> None:
+        """Serve the client until it leaves or breaks the protocol; its session is closed whatever happens."""
+        try:
+            session = self._studio.join(await self._greeting())
+        except Full as full:
+            await self._refuse(CLOSE_FULL, str(full))
+        except (ProtocolError, UserError) as error:
+            await self._refuse(CLOSE_BAD_MESSAGE, str(error))
+        except WebSocketDisconnect:
+            pass
+        else:
+            try:
+                await self._serve(session)
+            finally:
+                self._studio.leave(session)
+
+    async def _greeting(self) -> Hello:
+        """The first message, which must be a hello and come soon."""
+        seconds = self._studio.limits.greeting
+        try:
+            received = await asyncio.wait_for(self._receive(), seconds)
+        except TimeoutError:
+            raise ProtocolError(f"no hello within {seconds:g} seconds") from None
+        hello = read_message(received) if isinstance(received, str) else None
+        if not isinstance(hello, Hello):
+            raise ProtocolError("the first message must be a hello")
+        return hello
+
+    async def _receive(self) -> str | bytes:
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1006))
+        text, data = message.get("text"), message.get("bytes")
+        return text if text is not None else data or b""
+
+    async def _refuse(self, code: int, line: str) -> None:
+        try:
+            await self._socket.send_text(write_message(Error(message=line, fatal=True)))
+            await self._socket.close(code, line[:100])
+        except (WebSocketDisconnect, RuntimeError):
+            _log.debug("a refused client had left already")
+
+    async def _serve(self, session: Session) -> None:
+        reader, writer, _ = tasks = [
+            asyncio.create_task(work) for work in (self._read(session), self._write(session), self._tick(session))
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not (reader.done() and reader.exception() is not None):  # it has said why, or the ticker has
+                await asyncio.wait([writer], timeout=FAREWELL)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
+                    _log.error("a connection failed", exc_info=result)
+
+    async def _read(self, session: Session) -> None:
+        """Hand messages to the session. Ends when one breaks the protocol; raises WebSocketDisconnect."""
+        while True:
+            received = await self._receive()
+            try:
+                if isinstance(received, bytes):
+                    session.seen = time.monotonic()
+                    await self._studio.upload(session, *read_upload(received))
+                else:
+                    await self._obey(session, read_message(received))
+            except UserError as error:
+                session.say(Error(message=str(error)))
+            except ProtocolError as error:
+                last = write_message(Error(message=str(error), fatal=True))
+                session.outbox.end(CLOSE_BAD_MESSAGE, "bad message", last)
+                return
+
+    async def _obey(self, session: Session, message: ClientMessage) -> None:
+        if not isinstance(message, Ack):
+            session.seen = time.monotonic()
+        match message:
+            case Input(seq=seq, action=action):
+                session.input(seq, action)
+            case Ack(pts=pts):
+                if not session.outbox.acknowledge(pts):
+                    raise ProtocolError(f"message ack: no picture of pts {pts} was sent")
+            case Pause(on=on):
+                session.pause(on)
+            case Restart():
+                await self._studio.restart(session, message)
+            case Reset(seed=seed):
+                session.reset(seed)
+            case Settings():
+                session.settings(message)
+            case Bookmark():
+                session.bookmark()
+            case Record(on=on):
+                session.record(on)
+            case Save():
+                session.save()
+            case Real(on=on):
+                session.real(on)
+            case Hello():
+                raise ProtocolError("hello is the first message and comes once")
+
+    async def _write(self, session: Session) -> None:
+        """Send what waits, in its order, as fast as the client takes it."""
+        while True:
+            match await session.outbox.take():
+                case End(code=code, reason=reason):
+                    await self._socket.close(code, reason)
+                    return
+                case Message(text=text):
+                    await self._socket.send_text(text)
+                case picture:
+                    await self._socket.send_bytes(picture.data)
+                    session.meter.sent(time.perf_counter() - picture.put)
+
+    async def _tick(self, session: Session) -> None:
+        """Numbers once a second; ends when nobody has been there for long."""
+        idle = self._studio.limits.idle
+        while time.monotonic() - session.seen < idle or session.active:
+            await asyncio.sleep(TICK)
+            session.say(session.stats(len(self._studio.sessions)))
+        line = f"nobody has touched this stream for {idle / 60:g} minutes, so it has ended: connect again to go on"
+        session.outbox.end(CLOSE_IDLE, "idle", write_message(Error(message=line, fatal=True)))

@@ -1,0 +1,118 @@
+"""The engine's thread: every chunk of every session is made here, one after another, in turns.
+
+One thread, because the model's arithmetic fills a core or a GPU by itself, and because with a batch of one a stream
+does not depend on who else is connected: replays stay exact.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from .session import Session
+
+_log = logging.getLogger("worldmodel.serve")
+
+
+class Engine:
+    """Turns go round: whoever had one waits until every other session that is ready had one, too."""
+
+    def __init__(self, threads: int = 1) -> None:
+        """threads: of torch inside the engine. On a CPU one is faster for small models."""
+        self._threads = threads
+        self._sessions: deque[Session] = deque()
+        self._leaving: deque[Session] = deque()
+        self._changed = threading.Condition()
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions take turns."""
+        return len(self._sessions)
+
+    def start(self, warm_up: Callable[[], None] = lambda: None) -> None:
+        """Start the thread; it calls warm_up first."""
+        self._warm_up = warm_up
+        self._thread.start()
+
+    def add(self, session: Session) -> None:
+        """Let a session take part."""
+        with self._changed:
+            self._sessions.append(session)
+            self._changed.notify()
+
+    def remove(self, session: Session) -> None:
+        """Let go of a session; it gets no further turn and is closed in the engine's thread."""
+        with self._changed:
+            if session in self._sessions:
+                self._sessions.remove(session)
+                self._leaving.append(session)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """Something has changed that may let a session take its turn."""
+        with self._changed:
+            self._changed.notify()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End the thread after the chunk that it makes, and close all sessions."""
+        with self._changed:
+            self._running = False
+            sessions = list(self._sessions)
+            self._changed.notify()
+        self._thread.join(timeout)
+        for session in sessions:
+            session.join(timeout)
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # a setting of this thread
+        self._warm_up()
+        while True:
+            session = self._next()
+            self._close_leaving()
+            if session is None:
+                break
+            try:
+                session.turn(time.perf_counter())
+            except Exception as error:  # noqa: BLE001 - one session must not end the others
+                _log.exception("a session failed")
+                session.fail(f"the stream failed: {error}")
+                self.remove(session)
+        with self._changed:
+            self._leaving.extend(self._sessions)
+            self._sessions.clear()
+        self._close_leaving()
+
+    def _next(self) -> Session | None:
+        """The next session that is ready; waits for one. None when the engine stops."""
+        with self._changed:
+            while self._running:
+                now = time.perf_counter()
+                waits = [(session, session.wait(now)) for session in self._sessions]
+                ready = next((session for session, wait in waits if wait == 0), None)
+                if ready is not None:
+                    self._sessions.remove(ready)
+                    self._sessions.append(ready)  # to the end of the line
+                    return ready
+                if self._leaving:
+                    self._close_leaving()
+                    continue
+                self._changed.wait(min((wait for _, wait in waits if wait is not None), default=None))
+        return None
+
+    def _close_leaving(self) -> None:
+        while self._leaving:
+            session = self._leaving.popleft()
+            try:
+                session.close()
+            except Exception:  # noqa: BLE001
+                _log.exception("closing a session failed")

@@ -1,0 +1,349 @@
+// The page: one connection, one player for the dream, one for the real world, and the panel's buttons.
+
+import { Connection } from "./connection.js";
+import { Controls } from "./controls.js";
+import { Hud, Overlay } from "./overlay.js";
+import { Player } from "./player.js";
+import { CONTEXT, REAL, address, upload } from "./protocol.js";
+
+const $ = (id) => document.getElementById(id);
+const state = {
+  world: null, stream: 0, seed: Math.floor(Math.random() * 1e6), start: 0, paused: false, hidden: false, steps: 0,
+  pace: 1, seq: 0, stats: null, recordingSince: 0, seen: "", source: "", closed: false,
+  raw: false, // small pictures come as they are: JPEG would be seen, and hardly smaller
+};
+
+const overlay = new Overlay($("numbers"), $("spark"));
+const controls = new Controls(sendInput, (name) => shortcuts[name]());
+const dream = new Player($("dream"), 24, dreamShown);
+const real = new Player($("real"), 24);
+let hud = null;
+
+const connection = new Connection(
+  () => ({
+    codec: state.raw ? "raw" : "jpeg", quality: 95, policy: "latest", window: 24, start: state.start, seed: state.seed,
+    paused: state.paused, steps: state.steps || null, pace: pace(),
+  }),
+  { open: opened, message: received, frame: arrived, lost, ended },
+);
+
+// -- the connection ----------------------------------------------------------------------------------------------------
+
+function opened(world) {
+  state.world = world;
+  state.seq = 0;
+  dream.nominal = real.nominal = 1000 / world.fps;
+  document.title = world.title;
+  $("title").textContent = world.title;
+  $("screens").style.setProperty("--aspect", world.width / world.height);
+  const millions = (world.parameters / 1e6).toFixed(1);
+  $("facts").textContent = `${world.width} × ${world.height} · ${world.fps} frames/s · ${world.chunk} frames a chunk · ${millions} M parameters`;
+  $("about").textContent = world.starts
+    ? "Every picture is made by the network, chunk by chunk, from your keys and what it remembers."
+    : "Every picture is made by the network. This world begins from nothing.";
+  controls.bind(world.controls, $("keys"));
+  hud = new Hud($("hud"), controls);
+  showStarts(world);
+  $("frames").hidden = !world.frames;
+  $("frame-range").max = Math.max(0, world.frames - 1);
+  $("real-section").hidden = !world.real;
+  setReal(false);
+  $("steps-setting").hidden = !world.steps;
+  $("steps").value = $("steps-value").textContent = state.steps || world.steps;
+  $("hint").innerHTML = "drag over the picture to look around <kbd>space</kbd> pause <kbd>R</kbd> again <kbd>N</kbd> other place <kbd>O</kbd> numbers <kbd>F</kbd> full screen";
+  controls.current = {};
+  controls.update();
+  $("back").disabled = true;
+  finishRecording();
+  showState();
+}
+
+function received(message) {
+  switch (message.type) {
+    case "started":
+      state.stream = message.stream;
+      dream.restart();
+      real.restart();
+      if (message.source === "start") state.start = message.index;
+      state.source = message.source;
+      state.seed = message.seed;
+      $("seed").value = message.seed;
+      $("replaying").hidden = message.source !== "replay";
+      markStart();
+      break;
+    case "stats":
+      state.stats = message;
+      if (!$("overlay").hidden) overlay.draw(message, dream.skipped);
+      if (!message.recording && state.recordingSince && performance.now() - state.recordingSince > 2500) finishRecording();
+      break;
+    case "paused":
+      state.paused = message.on;
+      if (message.on && message.reason) toast(message.reason);
+      showState();
+      break;
+    case "file": download(message); break;
+    case "notice":
+      if (message.text === "bookmark set") $("back").disabled = false;
+      toast(message.text);
+      break;
+    case "error": toast(message.message, true); break;
+  }
+}
+
+function arrived(frame) {
+  if (frame.stream !== state.stream) return connection.send({ type: "ack", pts: frame.pts });
+  (frame.flags & REAL ? real : dream).push(frame, performance.now());
+}
+
+function dreamShown(frame) {
+  const now = performance.now();
+  overlay.shown(frame, now);
+  if (frame.place === frame.size - 1 || frame.flags & CONTEXT) connection.send({ type: "ack", pts: frame.pts });
+  if (now - (dreamShown.glow ?? 0) > 300) { dreamShown.glow = now; glow(); }
+}
+
+function lost(seconds) {
+  setReal(false);
+  finishRecording();
+  veil("lost", "connection lost, trying again…");
+  setStatus("lost", seconds > 1 ? `again in ${seconds} s` : "reconnecting");
+}
+
+function ended(line) {
+  finishRecording();
+  veil("ended", `${line} – click to connect again`);
+  setStatus("lost", "ended");
+  state.closed = true;
+}
+
+// -- what a person does ------------------------------------------------------------------------------------------------
+
+function sendInput(action) {
+  state.seq += 1;
+  overlay.sent(state.seq, performance.now());
+  connection.send({ type: "input", seq: state.seq, action });
+  hud?.draw();
+}
+
+const restart = (source, index = 0, seed = null) => connection.send({ type: "restart", source, index, seed });
+const pace = () => (state.world ? state.pace * state.world.fps : null);
+
+function pause(on) {
+  connection.send({ type: "pause", on });
+}
+
+const shortcuts = {
+  pause: () => (state.closed ? connect() : pause(!state.paused)),
+  reset: () => { connection.send({ type: "reset" }); pause(false); },
+  next: () => {
+    if (!state.world?.starts) return shortcuts.dice();
+    restart("start", (state.start + 1) % state.world.starts);
+    pause(false);
+  },
+  dice: () => connection.send({ type: "reset", seed: Math.floor(Math.random() * 1e6) }),
+  stats: () => {
+    $("overlay").hidden = !$("overlay").hidden;
+    $("stats").setAttribute("aria-pressed", String(!$("overlay").hidden));
+    if (state.stats) overlay.draw(state.stats, dream.skipped);
+  },
+  look: () => {
+    const smooth = document.body.classList.toggle("smooth");
+    $("look").setAttribute("aria-pressed", String(smooth));
+  },
+  full: () => (document.fullscreenElement ? document.exitFullscreen() : document.body.requestFullscreen()),
+  bookmark: () => connection.send({ type: "bookmark" }),
+  back: () => { restart("bookmark"); pause(false); },
+  record: () => {
+    const on = !state.recordingSince;
+    connection.send({ type: "record", on });
+    if (on) { state.recordingSince = performance.now(); showRecording(); } else finishRecording();
+  },
+};
+const CODES = {
+  Space: "pause", KeyR: "reset", KeyN: "next", KeyO: "stats", KeyL: "look", KeyF: "full", KeyB: "bookmark", KeyV: "back",
+  KeyC: "record",
+};
+
+addEventListener("keydown", (event) => {
+  const typing = event.target.matches?.("input[type=number]");
+  const pressing = event.code === "Space" && event.target.matches?.("button, input");
+  if (typing || pressing || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
+  const name = CODES[event.code];
+  if (!name || (name === "back" && $("back").disabled)) return;
+  event.preventDefault();
+  shortcuts[name]();
+});
+
+for (const name of ["pause", "reset", "next", "look", "full", "stats", "dice", "bookmark", "back", "record"]) {
+  $(name).addEventListener("click", () => { shortcuts[name](); $("dream").focus({ preventScroll: true }); });
+}
+$("veil").addEventListener("click", () => shortcuts.pause());
+$("save").addEventListener("click", () => connection.send({ type: "save" }));
+$("load").addEventListener("click", () => $("replay-file").click());
+$("upload").addEventListener("click", () => $("picture-file").click());
+$("replay-file").addEventListener("change", (event) => sendFile(3, event.target));
+$("picture-file").addEventListener("change", (event) => sendFile(2, event.target));
+$("seed").addEventListener("change", () => {
+  const seed = Math.floor(Number($("seed").value));
+  if (seed >= 0 && Number.isSafeInteger(seed)) connection.send({ type: "reset", seed });
+  else $("seed").value = state.seed;
+  $("seed").blur();
+});
+$("steps").addEventListener("input", () => ($("steps-value").textContent = $("steps").value));
+$("steps").addEventListener("change", () => {
+  state.steps = Number($("steps").value);
+  connection.send({ type: "settings", steps: state.steps });
+  $("steps").blur();
+});
+$("speed").addEventListener("click", ({ target }) => {
+  if (!target.dataset.pace) return;
+  state.pace = Number(target.dataset.pace);
+  for (const button of $("speed").children) button.setAttribute("aria-checked", String(button === target));
+  connection.send({ type: "settings", pace: pace() });
+});
+$("frame-range").addEventListener("input", () => ($("frame-number").textContent = $("frame-range").value));
+$("frame-range").addEventListener("change", () => restart("frame", Number($("frame-range").value)));
+$("real-on").addEventListener("change", () => {
+  setReal($("real-on").checked);
+  connection.send({ type: "real", on: $("real-on").checked });
+  $("dream").focus({ preventScroll: true });
+});
+for (const [id, seed] of [["real-match", () => null], ["real-new", () => Math.floor(Math.random() * 1e6)]]) {
+  $(id).addEventListener("click", () => { restart("real", 0, seed()); $("dream").focus({ preventScroll: true }); });
+}
+
+controls.dragOver($("dream"));
+for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
+  addEventListener(kind, (event) => {
+    event.preventDefault();
+    $("dropzone").hidden = kind === "dragleave" || kind === "drop";
+    if (kind === "drop" && event.dataTransfer.files[0]) sendBlob(event.dataTransfer.files[0]);
+  });
+}
+addEventListener("paste", (event) => { if (event.clipboardData.files[0]) sendBlob(event.clipboardData.files[0]); });
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden && !state.paused) { state.hidden = true; pause(true); }
+  else if (!document.hidden && state.hidden) { state.hidden = false; pause(false); }
+});
+
+async function sendFile(kind, input) {
+  const [file] = input.files;
+  input.value = "";
+  if (file) await sendBlob(file, kind);
+}
+
+async function sendBlob(file, kind = file.name.endsWith(".safetensors") ? 3 : 2) {
+  const limit = state.world?.limits.upload ?? 0;
+  if (file.size > limit - 16) return toast(`${file.name} is larger than ${Math.floor(limit / 2 ** 20)} MB`, true);
+  connection.send(upload(kind, await file.arrayBuffer()));
+  pause(false);
+}
+
+// -- what a person sees ------------------------------------------------------------------------------------------------
+
+function setStatus(kind, text) {
+  $("status").dataset.state = kind;
+  $("status").textContent = text;
+}
+
+function showState() {
+  setStatus(state.paused ? "paused" : "live", state.paused ? "paused" : "live");
+  if (state.paused) veil("paused", "paused");
+  else $("veil").hidden = true;
+  $("pause-icon").setAttribute("d", state.paused ? "M7 4l13 8-13 8z" : "M7 5h4v14H7zM13 5h4v14h-4z");
+}
+
+function veil(kind, text) {
+  $("veil").hidden = false;
+  $("veil").dataset.kind = kind;
+  $("veil-text").textContent = text;
+}
+
+function showStarts(world) {
+  if (state.seen === `${world.title} ${world.starts}`) return;
+  state.seen = `${world.title} ${world.starts}`;
+  $("starts").replaceChildren(...Array.from({ length: world.starts }, (_, i) => {
+    const button = document.createElement("button"), image = new Image();
+    image.src = address(`api/starts/${i}.jpg`);
+    image.alt = `beginning ${i + 1}`;
+    image.loading = "lazy";
+    button.title = `begin here (${i + 1})`;
+    button.append(image);
+    button.addEventListener("click", () => { restart("start", i); pause(false); $("dream").focus({ preventScroll: true }); });
+    return button;
+  }));
+}
+
+function markStart() {
+  [...$("starts").children].forEach((button, i) =>
+    button.setAttribute("aria-pressed", String(state.source === "start" && i === state.start)));
+}
+
+function setReal(on) {
+  $("real-on").checked = on;
+  $("real-screen").hidden = $("dream-caption").hidden = !on;
+  $("screens").classList.toggle("two", on);
+  $("real-match").disabled = $("real-new").disabled = !on;
+}
+
+function showRecording() {
+  $("recording").hidden = !state.recordingSince;
+  $("record").setAttribute("aria-pressed", String(!!state.recordingSince));
+  $("record").lastElementChild.textContent = state.recordingSince ? "stop recording" : "record video";
+  const seconds = Math.floor((performance.now() - state.recordingSince) / 1000);
+  $("recording-time").textContent = `${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, "0")}`;
+}
+
+function finishRecording() {
+  state.recordingSince = 0;
+  showRecording();
+}
+
+function download(file) {
+  const link = document.createElement("a");
+  link.href = address(file.url);
+  link.download = file.name;
+  link.click();
+  toast(`${file.name}, ${(file.bytes / 1e6).toFixed(2)} MB`);
+}
+
+function toast(text, bad = false) {
+  const note = document.createElement("div");
+  note.className = bad ? "toast bad" : "toast";
+  note.textContent = text;
+  $("toasts").append(note);
+  setTimeout(() => note.remove(), bad ? 7000 : 4000);
+}
+
+const dot = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+function glow() {
+  dot.imageSmoothingEnabled = true;
+  dot.drawImage($("dream"), 0, 0, 1, 1);
+  const [r, g, b] = dot.getImageData(0, 0, 1, 1).data;
+  $("frame").style.setProperty("--glow", `${r}, ${g}, ${b}`);
+}
+
+function connect() {
+  state.closed = false;
+  veil("wait", "connecting…");
+  connection.open();
+}
+
+function tick(now) {
+  controls.poll(now);
+  const frame = dream.tick(now);
+  if (frame) tick.pts = frame.pts;
+  if (!$("real-screen").hidden) real.follow(tick.pts ?? 0);
+  if (state.recordingSince) showRecording();
+  requestAnimationFrame(tick);
+}
+
+async function begin() {
+  const answer = await fetch(address("api/info")).catch(() => null);
+  if (answer?.status === 403) return ended((await answer.json()).detail);
+  const world = answer?.ok ? await answer.json() : null;
+  state.raw = !!world && world.width * world.height <= 96 * 96;
+  connect();
+  requestAnimationFrame(tick);
+}
+begin();

@@ -1,0 +1,197 @@
+"""The live stream over HTTP and WebSocket: FastAPI in the event loop, the engine in its own thread."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+import threading
+import time
+import webbrowser
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+
+from worldmodel.errors import UserError
+from worldmodel.models.world import WorldModel
+from worldmodel.serial import to_json
+
+from .access import Guard, check_binding
+from .connection import Connection
+from .session import Limits
+from .sources import RealWorldFactory, Recordings
+from .studio import Studio
+
+PAGE = Path(__file__).parent / "page"
+PAGE_FILES = {path.name: path for path in PAGE.iterdir()} if PAGE.is_dir() else {}
+HEARTBEAT = 15.0  # seconds between two pings, and until a missing answer ends the connection
+MAX_MESSAGE = 16 * 1024 * 1024  # bytes; beyond this a connection is cut without reading on
+SEND_BUFFER = 64 * 1024  # bytes of the kernel's buffer: what lies there is latency
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def serve(
+    world: WorldModel,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    max_sessions: int = 4,
+    real: RealWorldFactory | None = None,
+    recordings: Recordings | None = None,
+    open_browser: bool = False,
+) -> int:
+    """Stream a world to browsers and programs until Ctrl-C. Returns the exit code.
+
+    host: an address that is not loopback needs a token. port: 0 takes a free one. real: opens a simulator of this world
+    to run beside the dream. recordings: real video whose frames a stream may start from. Raises UserError for an unsafe
+    or impossible address, a busy port, and a limit below one session.
+    """
+    if max_sessions < 1:
+        raise UserError(f"max-sessions: {max_sessions} lets nobody in, it must be at least 1")
+    check_binding(host, token)
+    listener = listen(host, port)
+    studio = Studio(world, Limits(sessions=max_sessions), real=real, recordings=recordings)
+    address = address_of(listener, token)
+    print(f"drive the world at {address} (Ctrl-C ends)", flush=True)
+    if open_browser:
+        threading.Timer(1.0, webbrowser.open, (address,)).start()
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(configuration(create_app(studio, token))).run(sockets=[listener])
+    return 0
+
+
+@contextlib.contextmanager
+def background(studio: Studio, *, token: str | None = None, port: int = 0) -> Iterator[str]:
+    """The same server on loopback in a thread of this process, for tests and measurements; gives its address."""
+    listener = listen("127.0.0.1", port)
+    server = uvicorn.Server(configuration(create_app(studio, token)))
+    thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.005)
+        yield address_of(listener, token)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UserError that names what is wrong with the address."""
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, OverflowError, UnicodeError) as error:
+        raise UserError(f"host {host}, port {port}: no such address ({error})") from error
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
+        listener.bind(where)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            line = f"port {port} of {host} is busy: another program listens there, choose another --port"
+        else:
+            line = f"port {port} of {host} cannot be used: {error.strerror}"
+        raise UserError(line) from error
+    return listener
+
+
+def address_of(listener: socket.socket, token: str | None) -> str:
+    """What to type into a browser."""
+    host, port = listener.getsockname()[:2]
+    name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+
+
+def configuration(app: FastAPI) -> uvicorn.Config:
+    """How uvicorn runs the app."""
+    return uvicorn.Config(
+        app, log_level="warning", ws="websockets-sansio", ws_max_size=MAX_MESSAGE, ws_ping_interval=HEARTBEAT,
+        ws_ping_timeout=HEARTBEAT, ws_per_message_deflate=False, timeout_graceful_shutdown=3, lifespan="on",
+    )  # fmt: skip
+
+
+def create_app(studio: Studio, token: str | None = None) -> FastAPI:
+    """The application of one studio."""
+    guard = Guard(token)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        studio.open()
+        yield
+        await asyncio.to_thread(studio.close)
+
+    app = FastAPI(title="worldmodel live stream", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+
+    def check(request: Request) -> None:
+        if (line := guard.refusal(request.headers, request.query_params)) is not None:
+            raise HTTPException(403, line)
+
+    @app.get("/")
+    def index() -> Response:
+        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+    @app.get("/page/{name}")
+    def page(name: str) -> Response:
+        if name not in PAGE_FILES:
+            raise HTTPException(404, "no such file")
+        return FileResponse(PAGE_FILES[name], headers=PAGE_HEADERS)
+
+    @app.get("/health")
+    def health() -> Response:
+        well = studio.engine.alive
+        facts = {"status": "ok" if well else "the engine has stopped", "sessions": len(studio.sessions)}
+        return JSONResponse(facts, 200 if well else 503)
+
+    @app.get("/api/info")
+    def info(request: Request) -> Response:
+        check(request)
+        return JSONResponse(to_json(studio.welcome()) | {"card": studio.world.card, "sessions": len(studio.sessions)})
+
+    @app.get("/api/starts/{index}.jpg")
+    def start(request: Request, index: int) -> Response:
+        check(request)
+        return Response(_found(lambda: studio.start_picture(index)), media_type="image/jpeg")
+
+    @app.get("/api/frames/{index}.jpg")
+    def frame(request: Request, index: int) -> Response:
+        check(request)
+        return Response(_found(lambda: studio.frame_picture(index)), media_type="image/jpeg")
+
+    @app.get("/api/files/{key}")
+    def file(request: Request, key: str) -> Response:
+        check(request)
+        found = studio.downloads.get(key)
+        if found is None:
+            raise HTTPException(404, "this file is gone: files are kept for ten minutes")
+        return FileResponse(found.path, filename=found.name)
+
+    @app.websocket("/ws")
+    async def stream(websocket: WebSocket) -> None:
+        line = guard.refusal(websocket.headers, websocket.query_params)
+        if line is not None:
+            await websocket.send_denial_response(PlainTextResponse(line, 403))
+            return
+        await websocket.accept()
+        await Connection(websocket, studio).run()
+
+    return app
+
+
+def _found(make: Callable[[], bytes]) -> bytes:
+    """What `make` returns; a UserError becomes a 404 with its line."""
+    try:
+        return make()
+    except UserError as error:
+        raise HTTPException(404, str(error)) from error
