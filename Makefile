@@ -19,7 +19,7 @@ demo: base
 	@$(PYTHON_ENV) -m worldmodel demo $(ARGS)
 
 quickstart: base
-	@$(PYTHON_ENV) -m worldmodel quickstart $(ARGS)
+	@$(PYTHON_ENV) demos/quickstart.py $(ARGS)
 
 test: lint types
 	@bash setup/system.sh

@@ -41,7 +41,6 @@ COMMANDS = {
     "rollout": Command(HERE, "rollout", ("checkpoint",), "long generation to a video"),
     "evaluate": Command("worldmodel.datasets.evaluate", "evaluate", ("what", "checkpoint"), "drift, actions, latency"),
     "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),
-    "quickstart": Command("worldmodel.datasets.quickstart", "quickstart", (), "everything on a tiny world in minutes"),
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
 SHIPPED = Path(__file__).resolve().parent.parent / "demos" / "models" / "doom"
@@ -170,6 +169,8 @@ def rollout(
     seed: int = 0,
     steps: int | None = None,
     scale: int = 4,
+    device: str = "cpu",
+    threads: int = 1,
 ) -> int:
     """Generate a long video and write it as MP4.
 
@@ -177,13 +178,13 @@ def rollout(
 
     Without --data the model's own beginnings are continued under wandering actions. --data is a folder of latents: its
     held-out clips give the beginning and the recorded actions. --frames counts latent frames, --steps the sampler's
-    model calls per chunk, --scale enlarges the pictures.
+    model calls per chunk, --scale enlarges the pictures. --threads: small models are fastest with one.
     """
     from worldmodel.datasets.latents import LatentClips
     from worldmodel.generate import write_rollout
     from worldmodel.sampler import with_steps
 
-    world = _world(checkpoint)
+    world = _world(checkpoint, device, threads)
     sampler = world.stream.sampler if steps is None else with_steps(world.stream.sampler, steps)
     recording = None
     if data is not None:
@@ -214,6 +215,8 @@ def serve(
     real: str | None = None,
     data: Path | None = None,
     open_browser: bool = False,
+    device: str = "cpu",
+    threads: int = 1,
 ) -> int:
     """Stream a world model live to browsers and programs.
 
@@ -225,7 +228,7 @@ def serve(
     from worldmodel.datasets.stage import frames_of, simulator
     from worldmodel.serve import serve as stream
 
-    world = _world(checkpoint)
+    world = _world(checkpoint, device, threads)
     return stream(
         world,
         host=host,
@@ -238,8 +241,11 @@ def serve(
     )
 
 
-def _world(folder: Path) -> Any:
+def _world(folder: Path, device: str, threads: int) -> Any:
     """A world model from its folder, or from the folder of the run that made it."""
+    import torch
+
     from worldmodel.models.world import WorldModel
 
+    torch.set_num_threads(threads)
     return WorldModel.load(folder / "model" if (folder / "model" / "config.json").exists() else folder)

@@ -1,0 +1,48 @@
+"""Everything once, small: collect a maze, train on it, generate, evaluate. Minutes on a laptop.
+
+    make quickstart            or: python demos/quickstart.py runs/quickstart --steps 50
+
+Each line is a command that you can type yourself; `worldmodel COMMAND --help` explains it.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from worldmodel.cli import main
+
+CONFIG = Path(__file__).resolve().parent.parent / "configs" / "maze.py"
+
+
+def commands(out: Path, steps: int) -> list[str]:
+    """The quickstart, as lines for the command line."""
+    return [
+        f"collect maze --episodes 24 --frames 96 --size 32 --out {out}/maze",
+        f"inspect {out}/maze",
+        f"encode {out}/maze --tokenizer pixels --out {out}/latents",
+        f"estimate {CONFIG} --data.path {out}/latents --out {out}/run",
+        f"train {CONFIG} --data.path {out}/latents --out {out}/run --steps {steps} --save-every 25 --validate-every 25",
+        f"rollout {out}/run --data {out}/latents --frames 64 --out {out}/rollout.mp4",
+        f"evaluate latency {out}/run --out {out}/latency --frames 400",
+        f"evaluate drift {out}/run --data {out}/maze --frames 48 --starts 2 --out {out}/drift",
+    ]
+
+
+def run(out: Path, steps: int) -> int:
+    """Run all commands; returns the exit code of the first that fails, or 0."""
+    began = time.perf_counter()
+    for line in commands(out, steps):
+        print(f"\n$ worldmodel {line}", flush=True)
+        code = main(line.split())
+        if code:
+            return code
+    print(f"\nAll of it took {time.perf_counter() - began:.0f} s. Drive it: worldmodel serve {out}/run --real maze")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/quickstart"))
+    parser.add_argument("--steps", type=int, default=50)
+    arguments = parser.parse_args()
+    raise SystemExit(run(arguments.out, arguments.steps))
