@@ -185,7 +185,7 @@ class DiT(nn.Module):
         """
         prepared = self.prepare(chunk.control, state)
         t = torch.full(chunk.x.shape[:2], time, device=chunk.x.device)
-        _, keys, values = self._run(chunk.x, t, prepared)
+        _, keys, values = self._run(chunk.x, t, prepared, keep=True)
         order = torch.arange(chunk.x.shape[1], device=chunk.x.device)
         keep = (order < chunk.executed[:, None]) & state.active[:, None]
         return state.memory.append(torch.stack(keys), torch.stack(values), chunk.start, keep, self.rope)
@@ -239,7 +239,10 @@ class DiT(nn.Module):
             text = tuple(block.cross.keys_values(features) for block in self.blocks)
         return Prepared(action, modulation, self.rope.table(frames), past, mask, text)
 
-    def _run(self, x: Tensor, t: Tensor, prepared: Prepared) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def _run(
+        self, x: Tensor, t: Tensor, prepared: Prepared, keep: bool = False
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The velocity and, with `keep`, every layer's keys and values, which checkpointing could not free."""
         p = self.cfg.patch
         h = self.patch_in(rearrange(x, "b f c (i p) (j q) -> b f (i j) (c p q)", p=p, q=p))
         if self.cfg.learned_position:
@@ -258,8 +261,9 @@ class DiT(nn.Module):
                 h, k, v = checkpoint(block, *args, use_reentrant=False)
             else:
                 h, k, v = block(*args)
-            keys.append(k)
-            values.append(v)
+            if keep:
+                keys.append(k)
+                values.append(v)
 
         shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
         h = F.layer_norm(h.float(), h.shape[-1:], eps=self.cfg.eps) * (1 + scale[:, :, None]) + shift[:, :, None]
