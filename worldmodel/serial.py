@@ -53,7 +53,10 @@ def from_json(data: Any, kind: Any, where: str) -> Any:
             values[key] = _value(data[key], hints[key], f"{where}.{key}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise UserError(f"{where}: key '{key}' is missing")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def _value(data: Any, hint: Any, where: str) -> Any:
@@ -71,6 +74,8 @@ def _value(data: Any, hint: Any, where: str) -> Any:
         if not isinstance(data, list):
             raise UserError(f"{where}: expected a list, found {type(data).__name__}")
         inner = [args[0]] * len(data) if len(args) == 2 and args[1] is Ellipsis else args
+        if len(data) != len(inner):
+            raise UserError(f"{where}: expected {len(inner)} values, found {len(data)}")
         return tuple(_value(d, h, f"{where}[{i}]") for i, (d, h) in enumerate(zip(data, inner, strict=True)))
     if origin is typing.Literal:
         if data not in args:
@@ -96,3 +101,27 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from error
+
+
+def write_json(data: Any, path: Path) -> None:
+    """Write indented JSON beside its place and rename it; a full disk or a missing folder is a UserError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(data, indent=2) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
+
+
+def check_format(data: Any, newest: int, path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A file's JSON object if its format is one from 1 to `newest` and it has the keys; else a UserError."""
+    found = data.get("format") if isinstance(data, dict) else None
+    if not isinstance(found, int) or found < 1:
+        raise UserError(f"{path}: names no format version, it is not a file of ours")
+    if found > newest:
+        raise UserError(f"{path}: format {found} is newer than {newest}, which this version reads")
+    for key in keys:
+        if key not in data:
+            raise UserError(f"{path}: key '{key}' is missing")
+    return data

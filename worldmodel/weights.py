@@ -17,7 +17,11 @@ def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
     if path.suffix in PICKLES:
         raise UserError(f"{path}: a pickle could run code when it is read; only safetensors files are loaded")
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        pickles = [p.name for p in path.parent.glob(f"{path.stem}.*") if p.suffix in PICKLES]
+        instead = (
+            f"; {pickles[0]} is a pickle, which could run code: only safetensors files are loaded" if pickles else ""
+        )
+        raise UserError(f"{path}: no such file{instead}")
     try:
         return load_file(path, device)
     except (SafetensorError, OSError, ValueError) as error:
@@ -32,15 +36,25 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write contiguous copies of tensors to a safetensors file."""
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path, metadata)
+    """Write contiguous copies of tensors to a safetensors file.
+
+    It is written beside its place and renamed: no reader ever sees half a file, and what was there before stays until
+    then. A full disk or a missing folder is a UserError.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial, metadata)
+        partial.replace(path)
+    except (SafetensorError, OSError) as error:  # safetensors has its own type for a full disk
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path}: could not be written ({error})") from error
 
 
 def check_tensors(tensors: dict[str, Tensor], own: dict[str, Tensor], where: str) -> None:
     """Anything but exactly the names and shapes of `own`, with finite values, is a UserError that names the key."""
-    for name in own.keys() - tensors.keys():
+    for name in sorted(own.keys() - tensors.keys()):
         raise UserError(f"{where}: weight '{name}' is missing: this is not a checkpoint of this model")
-    for name in tensors.keys() - own.keys():
+    for name in sorted(tensors.keys() - own.keys()):
         raise UserError(f"{where}: unknown weight '{name}': this is not a checkpoint of this model")
     for name, tensor in tensors.items():
         if tensor.shape != own[name].shape:

@@ -46,6 +46,8 @@ class FullMemory:
 
     def append(self, keys: Tensor, values: Tensor, frame: Tensor, keep: Tensor, rotation: Rotation) -> "FullMemory":
         keys = rotation.rotate(keys, frame[:, None] + torch.arange(keep.shape[1], device=frame.device))
+        gone = ~keep.repeat_interleave(self.tokens, 1)[:, None, :, None]  # zeros: a mask does not stop NaN
+        keys, values = keys.masked_fill(gone, 0), values.masked_fill(gone, 0)
         return replace(self, keys=(*self.keys, keys), values=(*self.values, values), valid=(*self.valid, keep.clone()))
 
     def select(self, rows: Tensor) -> "FullMemory":
@@ -60,7 +62,9 @@ class FullMemory:
         return replace(self, keys=keys, values=values, valid=tuple(t.expand(n, -1) for t in self.valid))
 
     def reset(self, rows: Tensor) -> "FullMemory":
-        return replace(self, valid=tuple(t & ~rows[:, None] for t in self.valid))
+        gone = rows[:, None, None, None]
+        keys, values = (tuple(t.masked_fill(gone, 0) for t in part) for part in (self.keys, self.values))
+        return replace(self, keys=keys, values=values, valid=tuple(t & ~rows[:, None] for t in self.valid))
 
     def to(self, device: torch.device | str) -> "FullMemory":
         keys, values, valid = (tuple(t.to(device) for t in part) for part in (self.keys, self.values, self.valid))

@@ -120,7 +120,9 @@ class WindowMemory:
 
     def reset(self, rows: Tensor) -> "WindowMemory":
         self._check()
-        return replace(self, held=self.held.masked_fill(rows[:, None], -1))
+        gone = rows[:, None, None, None, None]  # zeros, so that a row that went NaN is clean again
+        keys, values = (t.masked_fill(gone, 0) for t in (self.keys, self.values))
+        return WindowMemory(keys, values, self.held.masked_fill(rows[:, None], -1), self.sink)
 
     def to(self, device: torch.device | str) -> "WindowMemory":
         self._check()

@@ -60,6 +60,11 @@ class DiTConfig:
 
     def __post_init__(self) -> None:
         h, w = self.size
+        for name in ("channels", "patch", "chunk", "dim", "depth", "heads", "hidden", "time_width"):
+            if getattr(self, name) < 1:
+                raise UserError(f"DiT: {name} must be at least 1, not {getattr(self, name)}")
+        if min(h, w) < 1 or self.time_width % 2:
+            raise UserError(f"DiT: size {h} x {w} must be positive and time_width {self.time_width} even")
         if self.text_tokens and not self.text:
             raise UserError(f"DiT: a text of {self.text_tokens} tokens needs the width of its features in text, not 0")
         if h % self.patch or w % self.patch:
@@ -228,8 +233,9 @@ class DiT(nn.Module):
     def _prepare(self, control: ActionControl, frames: Tensor, past: Context | None, mask: Tensor) -> Prepared:
         action = modulation = text = None
         if self.cfg.actions:
-            hidden = self.action_in(control.action.to(self.null_action.dtype))
-            hidden = torch.where(control.has_action[..., None], hidden, self.null_action)
+            has_action = control.has_action[..., None]
+            given = control.action.masked_fill(~has_action, 0)  # whatever was there: NaN would spoil the gradient
+            hidden = torch.where(has_action, self.action_in(given.to(self.null_action.dtype)), self.null_action)
             action, modulation = self.action_out(hidden), self.action_modulation(hidden).unflatten(-1, (6, -1))
         if self.cfg.text:
             if control.text is None and not self.cfg.text_tokens:

@@ -6,7 +6,6 @@ tokenizer/            config.json and weights of the tokenizer
 starts.safetensors    optional: latents and actions of a few real beginnings, so that a stream can start anywhere
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
 from worldmodel.memory import FullConfig, WindowConfig
 from worldmodel.sampler import AnySampler, Euler
-from worldmodel.serial import from_json, read_json, to_json
-from worldmodel.weights import load_into, read_tensors, write_tensors
+from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
+from worldmodel.weights import PICKLES, load_into, read_tensors, write_tensors
 
 from .dit import DiT, DiTConfig
 from .tokenizer import Tokenizer, load_tokenizer, save_tokenizer
@@ -59,7 +58,7 @@ class WorldModel:
         return self.dit.chunk * self.tokenizer.temporal
 
     def save(self, folder: Path) -> None:
-        """Write the folder; an existing file of it is replaced."""
+        """Write the folder; an existing file of it is replaced, each in one piece. A full disk is a UserError."""
         folder.mkdir(parents=True, exist_ok=True)
         write_tensors(self.dit.state_dict(), folder / "model.safetensors")
         save_tokenizer(self.tokenizer, folder / "tokenizer")
@@ -67,6 +66,8 @@ class WorldModel:
             control = self.starts.control
             tensors = {"x": self.starts.x, "action": control.action, "has_action": control.has_action}
             write_tensors(tensors, folder / "starts.safetensors")
+        else:
+            (folder / "starts.safetensors").unlink(missing_ok=True)  # of another model
         config = {
             "format": FORMAT,
             "kind": "world model",
@@ -76,26 +77,30 @@ class WorldModel:
             "stream": to_json(self.stream),
             "card": self.card,
         }
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_json(config, folder / "config.json")
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> "WorldModel":
         """Read a folder. Anything missing, truncated, newer, of another model or pickled is a UserError naming it."""
         folder = Path(folder)
+        if folder.suffix in PICKLES:
+            raise UserError(
+                f"{folder}: a pickle could run code when it is read; only folders of safetensors are loaded"
+            )
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; a world model is a folder with config.json in it")
         path = folder / "config.json"
         config = read_json(path)
         if not isinstance(config, dict) or config.get("kind") != "world model":
             raise UserError(f"{path}: not the configuration of a world model")
-        if config.get("format", 0) > FORMAT:
-            raise UserError(f"{path}: format {config['format']} is newer than {FORMAT}, which this version reads")
-        for key in ("dit", "actions", "fps", "stream"):
-            if key not in config:
-                raise UserError(f"{path}: key '{key}' is missing")
+        check_format(config, FORMAT, path, keys=("dit", "actions", "fps", "stream"))
+        if not isinstance(config["fps"], int | float) or not config["fps"] > 0:
+            raise UserError(f"{path}: fps must be a number above 0, not {config['fps']!r}")
         dit = from_json(config["dit"], DiTConfig, f"{path}: dit").build()
         load_into(dit, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
         tokenizer = load_tokenizer(folder / "tokenizer")
+        if tokenizer.channels != dit.cfg.channels:
+            raise UserError(f"{path}: {dit.cfg.channels} latent channels, but its tokenizer makes {tokenizer.channels}")
         actions = None if config["actions"] is None else from_json(config["actions"], ActionSpec, f"{path}: actions")
         if (actions.size if actions else 0) != dit.cfg.actions:
             raise UserError(
@@ -115,8 +120,16 @@ class WorldModel:
 
 def _read_starts(path: Path, world: WorldModel) -> Clip[ActionControl]:
     tensors = read_tensors(path, str(world.device))
-    if set(tensors) != {"x", "action", "has_action"} or tuple(tensors["x"].shape[2:]) != world.dit.frame_shape:
-        raise UserError(f"{path}: not the beginnings of this model, whose frames are {list(world.dit.frame_shape)}")
+    fits = set(tensors) == {"x", "action", "has_action"} and tuple(tensors["x"].shape[2:]) == world.dit.frame_shape
+    if fits:
+        starts = tensors["x"].shape[:2]
+        fits = tensors["action"].shape == (*starts, world.dit.cfg.actions) and tensors["has_action"].shape == starts
+        fits = fits and starts[1] % world.dit.chunk == 0
+    if not fits:
+        raise UserError(
+            f"{path}: not the beginnings of this model: frames of {list(world.dit.frame_shape)} in chunks of "
+            f"{world.dit.chunk}, actions of size {world.dit.cfg.actions}"
+        )
     x: Tensor = tensors["x"]
     index = torch.arange(x.shape[0], device=x.device)
     return Clip(x.float(), ActionControl(tensors["action"], tensors["has_action"].bool()), index)

@@ -1,0 +1,359 @@
+"""The transformer: chunks from memory equal the whole clip, positions are relative, rows are alone, all of it learns."""
+
+import copy
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tiny import close, small_clip, small_dit
+
+from worldmodel.chunk import ActionControl, Chunk, Clip
+from worldmodel.errors import UserError
+from worldmodel.memory import Context, FullConfig, Geometry, WindowConfig
+from worldmodel.models.dit import DiTConfig
+from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.rollout import advance, start
+
+SEEDS = torch.tensor([3, 4])
+EXACT = [FullConfig(), WindowConfig(ring=8), WindowConfig(sink=4, ring=4), WindowConfig(sink=3, ring=5)]
+STYLES = [
+    {},
+    {"qk_norm": "across_heads", "pairing": "interleaved", "rank": 0, "learned_position": False},
+    {"mlp": "swiglu", "text": 12, "actions": 0, "patch": 1, "chunk": 1},
+]
+
+
+def noisy(clip: Clip, t: torch.Tensor, seed: int = 9) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    t = t[..., None, None, None]
+    return (1 - t) * clip.x + t * torch.randn(clip.x.shape, generator=rng)
+
+
+def levels(clip: Clip, size: int, seed: int = 5) -> torch.Tensor:
+    """A flow time per chunk."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.rand(clip.batch, clip.x.shape[1] // size, generator=rng).repeat_interleave(size, 1)
+
+
+def cached(model, memory, history, time, x_t, t, control):
+    """Velocities [B, T, C, H, W] chunk by chunk: each against a memory of the history's chunks before it."""
+    state, out = start(model, memory, SEEDS), []
+    for chunk in history.chunks(model.chunk):
+        part = slice(int(chunk.start[0]), int(chunk.start[0]) + model.chunk)
+        prepared = model("prepare", control.frames(part.start, part.stop), state)
+        out.append(model("velocity", x_t[:, part], t[:, part], prepared))
+        state = advance(model, chunk, state, time)
+    return torch.cat(out, 1)
+
+
+@pytest.mark.parametrize("style", STYLES, ids=["ours", "wan", "text"])
+@pytest.mark.parametrize("memory", EXACT, ids=str)
+@torch.no_grad()
+def test_cached_chunks_equal_the_clip_with_clean_history(memory, style):
+    """Teacher forcing in one pass is what a rollout does chunk by chunk."""
+    model = small_dit(**style)
+    clip = small_clip(model)
+    t = levels(clip, model.chunk)
+    x_t = noisy(clip, t)
+    for time in (0.0, 0.3):  # the context may be marked as slightly noisy
+        whole = model("clip", x_t, t, clip.control, (clip.x, torch.full_like(t, time)))
+        close(cached(model, memory, clip, time, x_t, t, clip.control), whole, 3e-6)
+
+
+@pytest.mark.parametrize("memory", EXACT, ids=str)
+@torch.no_grad()
+def test_cached_chunks_equal_the_block_causal_clip(memory):
+    """Diffusion forcing: the memory holds the noisy frames themselves, all at one level."""
+    model = small_dit()
+    clip = small_clip(model)
+    t = torch.full(clip.x.shape[:2], 0.4)
+    x_t = noisy(clip, t)
+    whole = model("clip", x_t, t, clip.control)
+    close(cached(model, memory, replace(clip, x=x_t), 0.4, x_t, t, clip.control), whole, 3e-6)
+
+
+@torch.no_grad()
+def test_several_chunks_at_once_are_block_causal():
+    """What a pipelined sampler asks for: two chunks in one call equal the clip's, given the same memory."""
+    model = small_dit()
+    clip = small_clip(model)
+    t = torch.cat((torch.zeros(2, 4), levels(clip, 2)[:, 4:]), 1)
+    x_t = noisy(clip, t)
+    state = start(model, FullConfig(), SEEDS, clip.frames(0, 4))
+    both = model.velocity(x_t[:, 4:], t[:, 4:], model.prepare(clip.control.frames(4, 8), state))
+    close(both, model.clip(x_t, t, clip.control)[:, 4:], 3e-6)
+
+
+@torch.no_grad()
+def test_causality():
+    """A chunk depends on itself and what came before, and on all of it."""
+    model = small_dit()
+    clip = small_clip(model, rows=1)
+    t = levels(clip, 2)
+    x_t = noisy(clip, t)
+    base = model.clip(x_t, t, clip.control)
+    for frame in range(8):
+        moved = x_t.clone()
+        moved[:, frame] += 1
+        changed = (model.clip(moved, t, clip.control) - base).abs().amax((0, 2, 3, 4)) > 1e-7
+        assert changed.tolist() == [f // 2 >= frame // 2 for f in range(8)]
+        teacher = model.clip(x_t, t, clip.control, (clip.x, torch.zeros_like(t)))
+        history = clip.x.clone()
+        history[:, frame] += 1
+        changed = (model.clip(x_t, t, clip.control, (history, torch.zeros_like(t))) - teacher).abs().amax((0, 2, 3, 4))
+        assert (changed > 1e-7).tolist() == [f // 2 > frame // 2 for f in range(8)]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The window policy by its definition: frames in a list, unrotated, placed anew at every read."""
+
+    sink: int
+    ring: int
+    frames: tuple = ()  # (keys, values) [L, B, h, n, D] each
+
+    def empty(self, geometry: Geometry, batch, like):
+        return self
+
+    def append(self, keys, values, frame, keep, rotation):
+        count = keep.shape[1]
+        new = zip(keys.chunk(count, 3), values.chunk(count, 3), strict=True)
+        return replace(self, frames=(*self.frames, *new))
+
+    def context(self, frame, rotation):
+        total, batch = int(frame[0]), len(frame)
+        if not self.frames:
+            like = torch.zeros(2, batch, 2, 0, 16)
+            return Context(like, like, torch.zeros(batch, 0, dtype=torch.bool))
+        held = [(g, g) for g in range(max(self.sink, total - self.ring), total)]
+        back = max(0, total - self.ring - self.sink)
+        held = [(g, g + back) for g in range(min(self.sink, total))] + held
+        keys = [rotation.rotate(self.frames[g][0], torch.full((batch, 1), place)) for g, place in held]
+        values = torch.cat([self.frames[g][1] for g, _ in held], 3)
+        return Context(torch.cat(keys, 3), values, torch.ones(batch, values.shape[3], dtype=torch.bool))
+
+
+@pytest.mark.parametrize(("sink", "ring"), [(0, 4), (2, 4), (3, 2), (1, 5)])
+@torch.no_grad()
+def test_window_after_eviction(sink, ring):
+    """20 frames through a window of 4 to 6: each chunk sees exactly the sink and the ring, at their places."""
+    model = small_dit()
+    clip = small_clip(model, frames=20)
+    t = levels(clip, 2)
+    x_t = noisy(clip, t)
+    found = cached(model, WindowConfig(sink=sink, ring=ring), clip, 0.1, x_t, t, clip.control)
+    close(found, cached(model, Listed(sink, ring), clip, 0.1, x_t, t, clip.control), 3e-6)
+    full = cached(model, FullConfig(), clip, 0.1, x_t, t, clip.control)
+    close(found[:, : sink + ring], full[:, : sink + ring], 3e-6)
+    assert (found - full)[:, sink + ring + 2 :].abs().max() > 1e-3  # the window is a window
+
+
+@pytest.mark.parametrize("memory", [FullConfig(), WindowConfig(ring=4)], ids=str)
+@pytest.mark.parametrize("origin", [10**5, 10**9])
+@torch.no_grad()
+def test_positions_are_relative(memory, origin):
+    model = small_dit()
+    clip = small_clip(model)
+    t = levels(clip, 2)
+    x_t = noisy(clip, t)
+    outs = []
+    for first in (0, origin):
+        state, velocities = start(model, memory, SEEDS), []
+        state = replace(state, frame=state.frame + first)
+        for chunk in clip.chunks(2):
+            part = slice(int(chunk.start[0]), int(chunk.start[0]) + 2)
+            velocities.append(model.velocity(x_t[:, part], t[:, part], model.prepare(chunk.control, state)))
+            state = advance(model, replace(chunk, start=chunk.start + first), state)
+        outs.append(torch.cat(velocities, 1))
+    close(outs[1], outs[0], 1e-5)
+
+
+@torch.no_grad()
+def test_rows_are_alone():
+    model = small_dit()
+    clip = small_clip(model, rows=4)
+    t = levels(clip, 2)
+    x_t, order = noisy(clip, t), torch.tensor([2, 0, 3, 1])
+    for history in (None, (clip.x, torch.zeros_like(t))):
+        moved = None if history is None else tuple(h[order] for h in history)
+        whole = model.clip(x_t, t, clip.control, history)
+        close(model.clip(x_t[order], t[order], clip.control.select(order), moved), whole[order], 1e-6)
+        one = torch.tensor([1])
+        alone = None if history is None else tuple(h[one] for h in history)
+        close(model.clip(x_t[one], t[one], clip.control.select(one), alone), whole[one], 2e-6)
+
+
+@pytest.mark.parametrize("memory", EXACT, ids=str)
+def test_gradients_flow_through_memory(memory):
+    """The gradient of a rollout through its memory equals that of the block-causal clip."""
+    model = small_dit()
+    clip = small_clip(model)
+    t = torch.full(clip.x.shape[:2], 0.4)
+    weight = torch.randn(clip.x.shape, generator=torch.Generator().manual_seed(1))
+    grads = []
+    for run in ("clip", "cached"):
+        x_t = noisy(clip, t).requires_grad_()
+        if run == "clip":
+            v = model.clip(x_t, t, clip.control)
+        else:
+            v = cached(model, memory, replace(clip, x=x_t), 0.4, x_t, t, clip.control)
+        grads.append(torch.autograd.grad((v * weight).sum(), (x_t, *model.parameters())))
+    for found, expected in zip(grads[1], grads[0], strict=True):
+        close(found, expected, 2e-5)
+
+
+def test_checkpointing_changes_no_gradient():
+    model = small_dit()
+    other = copy.deepcopy(model)
+    other.checkpointing = True
+    clip = small_clip(model)
+    t = levels(clip, 2)
+    for m in (model, other):
+        v = m("clip", noisy(clip, t), t, clip.control, (clip.x, torch.zeros_like(t)))
+        v.square().mean().backward()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("style", STYLES, ids=["ours", "wan", "text"])
+@pytest.mark.parametrize("chunk_noise", ["teacher", "independent", "monotone"])
+def test_every_parameter_learns(chunk_noise, style):
+    model = small_dit(**style)
+    objective = FlowMatching(chunk_noise=chunk_noise, context_noise=0.2).build(model, model.cfg, seed=0)
+    (update,) = objective.updates([small_clip(model)])
+    for loss in update.losses:
+        loss.backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.abs().max() > 0, name
+
+
+def test_a_new_model_is_zero_and_learns():
+    """AdaLN-Zero: no velocity at first; every parameter is in the graph all the same."""
+    model = DiTConfig(channels=2, size=(4, 4), dim=32, depth=1, heads=2, hidden=32, actions=3, rank=2, text=5).build()
+    clip = small_clip(model)
+    v = model.clip(clip.x, torch.full((2, 8), 0.5), clip.control)
+    assert torch.equal(v, torch.zeros_like(v))
+    v.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@torch.no_grad()
+def test_a_missing_action_is_missing():
+    """What `action` holds where has_action is False does not matter, NaN included; null is no zero vector."""
+    model = small_dit()
+    clip = small_clip(model)
+    t, control = levels(clip, 2), clip.control
+    x_t = noisy(clip, t)
+    base = model.clip(x_t, t, control)
+    garbage = torch.where(control.has_action[..., None], control.action, torch.nan)
+    assert torch.equal(model.clip(x_t, t, replace(control, action=garbage)), base)
+    zero = replace(control, action=torch.zeros_like(control.action), has_action=torch.ones_like(control.has_action))
+    assert (model.clip(x_t, t, zero) - model.clip(x_t, t, control.unconditional())).abs().max() > 1e-2
+
+
+def test_a_missing_action_leaves_no_nan_in_the_gradient():
+    model = small_dit()
+    clip = small_clip(model)
+    t, control = levels(clip, 2), clip.control
+    grads = []
+    for filler in (0.0, torch.nan):
+        action = torch.where(control.has_action[..., None], control.action, filler)
+        v = model.clip(noisy(clip, t), t, replace(control, action=action))
+        grads.append(torch.autograd.grad(v.square().mean(), list(model.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@torch.no_grad()
+def test_every_input_matters():
+    """Actions, text and time change the velocity of their own chunk and of none before it."""
+    model = small_dit(text=12)
+    clip = small_clip(model)
+    t = levels(clip, 2)
+    x_t = noisy(clip, t)
+    base = model.clip(x_t, t, clip.control)
+    action, text = clip.control.action.clone(), clip.control.text
+    action[:, 4] += 1
+    has = clip.control.has_action.index_fill(1, torch.tensor([4]), True)
+    later = t.clone()
+    later[:, 4:6] += 0.1
+    acting = model.clip(x_t, t, replace(clip.control, has_action=has))
+    for changed, reference in (
+        (model.clip(x_t, t, replace(clip.control, action=action, has_action=has)), acting),
+        (model.clip(x_t, later, clip.control), base),
+    ):
+        difference = (changed - reference).abs().amax((0, 2, 3, 4))
+        assert difference[:4].max() == 0 and difference[4:6].min() > 1e-3
+    assert (model.clip(x_t, t, replace(clip.control, text=text + 1)) - base).abs().min() > 0
+
+
+@pytest.mark.parametrize("memory", [FullConfig(), WindowConfig(sink=2, ring=4)], ids=str)
+@torch.no_grad()
+def test_unexecuted_frames_and_inactive_rows_leave_no_trace(memory):
+    """Rows that execute one frame of two go on as if only that one had been there; inactive rows stand still."""
+    model = small_dit(chunk=2)
+    clip = small_clip(model, rows=3)
+    state = start(model, memory, torch.tensor([1, 2, 3]), clip.frames(0, 4))
+    state = replace(state, active=torch.tensor([True, True, False]))
+    before = state.fork(1)
+    chunk = Chunk(clip.x[:, 4:6], clip.control.frames(4, 6), state.frame, torch.tensor([2, 1, 2]))
+    after = advance(model, chunk, state)
+    assert after.frame.tolist() == [6, 5, 4]
+    x_t, t = noisy(clip, levels(clip, 2))[:, :2], torch.full((3, 2), 0.5)
+    v = model.velocity(x_t, t, model.prepare(clip.control.frames(6, 8), after))
+    still = model.velocity(x_t, t, model.prepare(clip.control.frames(6, 8), before))
+    close(v[2], still[2], 1e-6)
+    garbage = replace(chunk, x=chunk.x.clone())
+    garbage.x[2] = 99
+    again = advance(model, garbage, before)
+    close(model.velocity(x_t, t, model.prepare(clip.control.frames(6, 8), again)), v, 1e-6)
+    # The frame that row 1 did not execute is made again: the next chunk starts at it, at its position.
+    full = start(model, memory, torch.tensor([1, 2, 3]), clip.frames(0, 4))
+    whole = advance(model, replace(chunk, executed=torch.tensor([2, 2, 2])), full)
+    seen = model.prepare(clip.control.frames(6, 8), whole).past.valid.sum(1)
+    assert model.prepare(clip.control.frames(6, 8), after).past.valid.sum(1)[1] <= seen[1]
+
+
+def test_configuration_errors():
+    good = {"channels": 2, "size": (4, 4), "dim": 32, "heads": 2, "hidden": 8, "depth": 1}
+    for wrong, message in (
+        ({"size": (5, 4)}, "a latent of 5 x 4 does not cut into patches of 2 x 2"),
+        ({"heads": 3}, "width 32 does not cut into 3 heads"),
+        ({"dim": 6, "heads": 2}, "width 6 does not cut into 2 heads of even width"),
+        ({"heads": 0}, "heads must be at least 1, not 0"),
+        ({"chunk": 0}, "chunk must be at least 1, not 0"),
+        ({"patch": 0}, "patch must be at least 1"),
+        ({"text_tokens": 3}, "needs the width of its features in text"),
+    ):
+        with pytest.raises(UserError, match=message):
+            DiTConfig(**(good | wrong))
+
+
+def test_lengths_and_text_are_checked():
+    model = small_dit(text=12, actions=3)
+    clip = small_clip(model, frames=5)
+    with pytest.raises(ValueError, match="5 frames are no multiple of the chunk of 2"):
+        model.clip(clip.x, torch.zeros(2, 5), clip.control)
+    clip = small_clip(model, frames=4)
+    with pytest.raises(ValueError, match="must carry text"):
+        model.clip(clip.x, torch.zeros(2, 4), replace(clip.control, text=None))
+
+
+@pytest.mark.slow
+def test_compiled_blocks_equal_eager():
+    """The way that runs compile: block by block, in training and in a stream."""
+    model = small_dit()
+    compiled = copy.deepcopy(model)
+    for block in compiled.blocks:
+        block.compile()
+    clip = small_clip(model)
+    t = levels(clip, 2)
+    x_t, history = noisy(clip, t), (clip.x, torch.zeros_like(t))
+    for m in (model, compiled):
+        m("clip", x_t, t, clip.control, history).square().mean().backward()
+    for p, q in zip(model.parameters(), compiled.parameters(), strict=True):
+        close(q.grad, p.grad, 1e-5)
+    with torch.no_grad():
+        memory = WindowConfig(sink=2, ring=4)
+        eager = cached(model, memory, clip, 0.0, x_t, t, clip.control)
+        close(cached(compiled, memory, clip, 0.0, x_t, t, clip.control), eager, 1e-5)
+    assert model.state_dict().keys() == compiled.state_dict().keys()

@@ -1,0 +1,66 @@
+"""The state of a batch of streams as one file: a session that was stopped goes on exactly where it was.
+
+A safetensors file: `frame`, `seed`, `active`, the memory's own tensors as `memory.NAME`, what a sampler has begun as
+`pending.x` and `pending.ready`; format version and memory configuration are in its metadata under "worldmodel".
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worldmodel.errors import UserError
+from worldmodel.memory import FullConfig, Memory, WindowConfig
+from worldmodel.serial import check_format, from_json, to_json
+from worldmodel.state import Pending, State
+from worldmodel.weights import read_metadata, read_tensors, write_tensors
+
+FORMAT = 1
+
+
+def snapshot(state: State, memory: FullConfig | WindowConfig, path: Path) -> None:
+    """Write a state; `memory` is the configuration that its memory was made from. A full disk is a UserError.
+
+    The state stays usable. The file replaces an older one in one piece.
+    """
+    tensors = {"frame": state.frame, "seed": state.seed, "active": state.active}
+    tensors |= {f"memory.{name}": tensor for name, tensor in state.memory.tensors().items()}
+    if state.pending is not None:
+        tensors |= {"pending.x": state.pending.x, "pending.ready": state.pending.ready}
+    about = {"format": FORMAT, "memory": to_json(memory)}
+    separate = {name: tensor.clone() for name, tensor in tensors.items()}  # the file holds no two views of one storage
+    write_tensors(separate, path, {"worldmodel": json.dumps(about)})
+
+
+def restore(path: Path, memory: FullConfig | WindowConfig, device: torch.device | str = "cpu") -> State:
+    """The state in a file, bit for bit.
+
+    Raises UserError, naming the file, if it is missing, truncated, something else, of a newer format, or of another
+    memory configuration than `memory`.
+    """
+    try:
+        about: Any = json.loads(read_metadata(path).get("worldmodel", "null"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not the state of a stream ({error})") from error
+    stored = check_format(about, FORMAT, path, keys=("memory",))["memory"]
+    if from_json(stored, FullConfig | WindowConfig, f"{path}: memory") != memory:
+        raise UserError(f"{path}: a stream with the memory {stored}, not {to_json(memory)}")
+    tensors = read_tensors(path, str(device))
+    try:
+        frame, seed, active = (tensors[name] for name in ("frame", "seed", "active"))
+        state = State(_memory(tensors, memory), frame, seed, active, _pending(tensors))
+    except KeyError as error:
+        raise UserError(f"{path}: not the state of a stream, {error} is missing") from error
+    if not state.memory.batch == len(seed) == len(active) == len(frame):
+        raise UserError(f"{path}: not the state of a stream, its parts have different numbers of rows")
+    return state
+
+
+def _memory(tensors: dict[str, Tensor], config: FullConfig | WindowConfig) -> Memory:
+    return config.restore({k.removeprefix("memory."): v for k, v in tensors.items() if k.startswith("memory.")})
+
+
+def _pending(tensors: dict[str, Tensor]) -> Pending | None:
+    return Pending(tensors["pending.x"], tensors["pending.ready"]) if "pending.x" in tensors else None
