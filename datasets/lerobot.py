@@ -195,7 +195,7 @@ def _at_times(path: Path, wanted: NDArray[np.float64], tolerance: float, episode
                 last = time, frame
     except (av.FFmpegError, IndexError) as error:
         raise UserError(f"{path}: episode {episode}, frame {done} cannot be decoded ({error})") from error
-    end = "has no frames" if last is None else f"ends at {last[0]:.6f} s"
+    end = "has no whole frames" if last is None else f"ends at {last[0]:.6f} s"
     raise UserError(f"{path}: {end}, but episode {episode}, frame {done} is at {wanted[done]:.6f} s")
 
 
