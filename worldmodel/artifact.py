@@ -1,34 +1,64 @@
 """What a run makes: a world model or a tokenizer, as the folder that every other command loads."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldmodel.errors import UserError
 from worldmodel.generate import write_comparison
 from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig
-from worldmodel.models.dit import DiTConfig
+from worldmodel.models.dit import DiT, DiTConfig
+from worldmodel.models.lora import add_lora, merge_lora
 from worldmodel.models.tokenizer import load_tokenizer, save_tokenizer
+from worldmodel.models.wan import load_wan
 from worldmodel.models.world import WorldModel
 from worldmodel.pixels import enlarge, to_uint8, write_video
 from worldmodel.run import Run
+from worldmodel.serial import read_json
 from worldmodel.weights import load_into
 
 STATISTICS_BATCHES = 16
 
 
+def build(run: Run) -> nn.Module:
+    """The model that a run trains, at its step 0: new or pretrained weights, adapters where it has them."""
+    check(run)
+    if isinstance(run.model, AutoencoderConfig):
+        return run.model.build()
+    model = run.model.build() if run.init is None else _pretrained(run.model, run.init)
+    return model if run.lora is None else add_lora(model, run.lora)
+
+
+def _pretrained(cfg: DiTConfig, init: str) -> DiT:
+    """The weights of a world model's folder, or of a diffusers Wan transformer (a folder or a name on the hub)."""
+    folder = Path(init)
+    if folder.is_dir() and read_json(folder / "config.json").get("kind") == "world model":
+        model = WorldModel.load(folder).dit.requires_grad_(True).train()
+    else:
+        model = load_wan(init, size=cfg.size, chunk=cfg.chunk, actions=cfg.actions)
+    if model.cfg != cfg:
+        pairs = ((f.name, getattr(model.cfg, f.name), getattr(cfg, f.name)) for f in dataclasses.fields(cfg))
+        name, found, wanted = next(p for p in pairs if p[1] != p[2])
+        raise UserError(f"{init}: its {name} is {found}, the run's model.{name} is {wanted}")
+    return model
+
+
 def make(run: Run, weights: dict[str, Tensor], card: dict[str, Any]) -> WorldModel | Autoencoder:
-    """The model of a run with the given weights, ready to be used."""
-    model = run.model.build()
-    load_into(model, weights, str(run.out))
-    model = model.eval().requires_grad_(False)
+    """The model of a run with the given trained weights, ready to be used; adapters are merged."""
+    model = build(run)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    fixed = {name: t for name, t in model.state_dict().items() if name not in trained}
+    load_into(model, {**fixed, **weights}, str(run.out))
+    model = (model if run.lora is None else merge_lora(model)).eval().requires_grad_(False)
     if isinstance(model, Autoencoder):
         _measure(model, run)
         return model
     tokenizer = load_tokenizer(run.data.tokenizer).eval().requires_grad_(False)
+    assert isinstance(model, DiT)
     return WorldModel(
         dit=model, tokenizer=tokenizer, actions=run.data.action_spec, fps=run.data.fps, stream=run.stream, card=card
     )

@@ -32,8 +32,7 @@ from worldmodel.serial import read_json
 from worldmodel.weights import read_tensors, write_tensors
 
 FORMAT = 1
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_FLAT = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,7 @@ def tensors_of(roles: Mapping[str, Role]) -> dict[str, dict[str, Tensor]]:
         files[name] = get_model_state_dict(role.model, options=_WHOLE)
         if role.ema is not None:
             files[f"{name}.ema"] = {**role.ema.average, "updates": torch.tensor(role.ema.updates)}
-        flat = get_optimizer_state_dict(role.model, role.optimizers, options=_FLAT)
-        files[f"{name}.optimizer"] = {k: v for k, v in flat.items() if k.startswith("state.") and torch.is_tensor(v)}
+        files[f"{name}.optimizer"] = _flat(get_optimizer_state_dict(role.model, role.optimizers, options=_WHOLE))
     return files
 
 
@@ -132,9 +130,17 @@ def restore(folder: Path, roles: Mapping[str, Role]) -> None:
             role.ema.average = {k: v.to(role.ema.average[k].device) for k, v in average.items()}
         path = folder / f"{name}.optimizer.safetensors"
         stored = read_tensors(path)
-        flat = get_optimizer_state_dict(role.model, role.optimizers, options=_FLAT)
-        _fits(stored, {k: v for k, v in flat.items() if k.startswith("state.") and torch.is_tensor(v)}, path)
-        set_optimizer_state_dict(role.model, role.optimizers, {**flat, **stored}, options=_FLAT)
+        whole = get_optimizer_state_dict(role.model, role.optimizers, options=_WHOLE)
+        _fits(stored, _flat(whole), path)
+        for parameter, values in whole["state"].items():
+            values |= {key: stored[f"state.{parameter}.{key}"] for key in values}
+        set_optimizer_state_dict(role.model, role.optimizers, whole, options=_WHOLE)
+
+
+def _flat(optimizer: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of an optimizer's state dict under one name each; all else is made anew from the run."""
+    state = optimizer["state"]
+    return {f"state.{parameter}.{key}": value for parameter, values in state.items() for key, value in values.items()}
 
 
 def _fits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:

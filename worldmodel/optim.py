@@ -67,7 +67,7 @@ class AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:
-    """Muon for the matrices of the blocks, AdamW with the same learning rate for all other parameters."""
+    """Muon for the blocks' weight matrices, AdamW with the same learning rate for all else (adapters too)."""
 
     lr: float = 2e-3
     momentum: float = 0.95
@@ -80,8 +80,10 @@ class Muon:
         fused = [p for n, p in hidden.items() if n.endswith("qkv.weight")]
         single = [p for n, p in hidden.items() if not n.endswith("qkv.weight")]
         groups = [{"params": single, "parts": 1}, {"params": fused, "parts": 3}]
-        muon = MuonOptimizer([g for g in groups if g["params"]], self.lr, self.momentum, self.weight_decay)
-        return [muon, _adamw([p for n, p in named if n not in hidden], self)]
+        rest = [_adamw([p for n, p in named if n not in hidden], self)]
+        if not hidden:  # adapters only
+            return rest
+        return [MuonOptimizer([g for g in groups if g["params"]], self.lr, self.momentum, self.weight_decay), *rest]
 
 
 def _adamw(params: list[nn.Parameter], cfg: AdamW | Muon) -> torch.optim.AdamW:

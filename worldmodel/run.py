@@ -11,6 +11,7 @@ from worldmodel.chunk import Clip
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
+from worldmodel.models.lora import LoraConfig
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.objectives.reconstruction import Reconstruction
@@ -56,8 +57,10 @@ class Data(Protocol):
 class Run[D: Data]:
     """One training. Every field can be overridden on the command line.
 
-    micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init: a world
-    model folder whose transformer weights the run starts from. validate: held-out batches per validation.
+    micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init: where
+    the transformer's weights start: a world model's folder, a diffusers Wan transformer's folder or its name on the
+    hub. lora: train adapters on frozen weights; what the run makes has them merged. checkpointing, compile: of the
+    transformer's blocks. threads: of the CPU. validate: held-out batches per validation.
     """
 
     data: D
@@ -75,7 +78,8 @@ class Run[D: Data]:
     checkpointing: bool = False
     compile: bool = False
     threads: int | None = None
-    init: Path | None = None
+    init: str | None = None
+    lora: LoraConfig | None = None
     seed: int = 0
     log_every: int = 10
     save_every: int = 200

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
-from torch import Tensor, nn
+from torch import Tensor
 
 from worldmodel import artifact, checkpoint
 from worldmodel.checkpoint import Role
@@ -30,7 +30,6 @@ from worldmodel.objectives.base import Objective, Update
 from worldmodel.progress import Line, StopSignal
 from worldmodel.run import Run
 from worldmodel.serial import to_json
-from worldmodel.weights import load_into
 
 
 def train(run: Run) -> dict[str, float]:
@@ -43,8 +42,11 @@ def train(run: Run) -> dict[str, float]:
         torch.set_num_threads(run.threads)
     accelerator = _accelerator(run)
     torch.manual_seed(run.seed)
-    artifact.check(run)
-    model = _model(run)
+    model = artifact.build(run)
+    if isinstance(model, DiT):
+        model.checkpointing = run.checkpointing
+        for block in model.blocks if run.compile else ():
+            block.compile()
     wrapped, *optimizers = accelerator.prepare(model, *run.optimizer.build(model))
     objective = run.objective.build(wrapped, run.model, run.seed)
     roles = {"model": Role(wrapped, optimizers, Ema(wrapped, run.ema) if run.ema else None)}
@@ -177,19 +179,6 @@ def _resume(run: Run, roles: dict[str, Role], objective: Objective) -> tuple[int
     checkpoint.restore(folder, roles)
     objective.load_state_dict(state["objective"])
     return state["step"], tuple(state["best"]) if state["best"] else None
-
-
-def _model(run: Run) -> nn.Module:
-    """The model at step 0 of a run."""
-    model = run.model.build()
-    if isinstance(model, DiT):
-        model.checkpointing = run.checkpointing
-        if run.init is not None:
-            load_into(model, WorldModel.load(run.init).dit.state_dict(), str(run.init))
-        if run.compile:
-            for block in model.blocks:
-                block.compile()
-    return model
 
 
 def _made(
