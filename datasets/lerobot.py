@@ -27,6 +27,7 @@ from worldmodel.serial import read_json
 
 ACTION = "action"
 PREFIX = "observation.images."
+STATE = "observation.state"
 TOLERANCE = 1e-4  # seconds, lerobot's own
 
 
@@ -109,6 +110,21 @@ class LeRobotRecordings:
         actions = check_actions(values, self.action_names, self.episodes[episode], where, "the episode")
         self.statistics.compare(actions, where)
         return actions
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Of the dimensions of `observation.state`; empty where there is none."""
+        feature = self.info["features"].get(STATE)
+        return () if feature is None else _names(feature)
+
+    def states(self, episode: int) -> NDArray[np.float64]:
+        """`observation.state` of every frame, [N, S]."""
+        path, table = self._table(episode, [STATE])
+        values = np.array(table[STATE].to_pylist(), np.float64)
+        values = values[:, None] if values.ndim == 1 else values
+        if values.shape != (self.episodes[episode], len(self.state_names)):
+            raise UserError(f"{path}: episode {episode}: states of shape {values.shape}, expected {self.state_names}")
+        return values
 
     def check_statistics(self, used: tuple[str, ...]) -> None:
         self.statistics.check(used)
