@@ -50,6 +50,8 @@ class ActionSpec:
         """From all actions [N, dim] of the training data. NaN, infinite or constant dimensions are errors."""
         if actions.ndim != 2 or actions.shape[1] != len(names):
             raise UserError(f"{source}: actions have shape {actions.shape}, expected [N, {len(names)}]")
+        if len(actions) == 0:
+            raise UserError(f"{source}: no actions at all")
         bad = ~np.isfinite(actions)
         if bad.any():
             row, column = (int(i) for i in np.argwhere(bad)[0])

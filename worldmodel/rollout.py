@@ -1,13 +1,13 @@
 """The rollout engine: one loop for generating video, swapping faces, imagining and acting.
 
     state = start(model, memory, seed=torch.tensor([7]), context=clip)
-    for chunk in rollout(model, controller, sampler, state): ...
+    for chunk, state in rollout(model, controller, sampler, state): ...
 
 The controller is asked for the next control and sees the last chunk: a keyboard, a recorded clip, a driving camera, a
 policy or the world itself. It ends the stream by returning None.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -75,6 +75,9 @@ def replay(control: Control, size: int, lookahead: int = 0) -> Controller:
     return lambda _: next(pieces, None)
 
 
-def join(chunks: Iterator[tuple[Chunk, State]]) -> Tensor:
-    """The latents of a rollout, [B, T, C, H, W]."""
-    return torch.cat([chunk.x for chunk, _ in chunks], 1)
+def join(chunks: Iterable[tuple[Chunk, State]]) -> Tensor:
+    """The latents of a rollout, [B, T, C, H, W]. ValueError if its controls were too few for one chunk."""
+    made = [chunk.x for chunk, _ in chunks]
+    if not made:
+        raise ValueError("the rollout made no chunk: its controls ended before the first one")
+    return torch.cat(made, 1)

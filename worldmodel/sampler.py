@@ -77,9 +77,12 @@ def _at(x: Tensor, t: float) -> Tensor:
     return torch.full(x.shape[:2], t, device=x.device)
 
 
-def _check_steps(name: str, steps: int) -> None:
+def _check(sampler: "Euler | Heun | FewStep | Pipelined", steps: int) -> None:
+    name = type(sampler).__name__
     if steps < 1:
         raise UserError(f"{name}: steps must be at least 1, not {steps}")
+    if sampler.shift <= 0:
+        raise UserError(f"{name}: shift must be above 0, not {sampler.shift}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,7 @@ class Euler:
     lookahead: int = 0
 
     def __post_init__(self) -> None:
-        _check_steps("Euler", self.steps)
+        _check(self, self.steps)
 
     def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
         velocity = guided(model, control, state, self.guidance)
@@ -112,7 +115,7 @@ class Heun:
     lookahead: int = 0
 
     def __post_init__(self) -> None:
-        _check_steps("Heun", self.steps)
+        _check(self, self.steps)
 
     def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
         velocity = guided(model, control, state, self.guidance)
@@ -140,6 +143,7 @@ class FewStep:
         falling = all(a > b for a, b in zip(self.levels[:-1], self.levels[1:], strict=True))
         if not self.levels or self.levels[0] != 1.0 or not falling or self.levels[-1] <= 0:
             raise UserError(f"FewStep: levels must fall from 1.0 and stay above 0, not {self.levels}")
+        _check(self, len(self.levels))
 
     def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
         velocity = guided(model, control, state, self.guidance)
@@ -159,6 +163,10 @@ class FirstChunks:
     chunks: int
     then: Euler | Heun | FewStep
     lookahead: int = 0
+
+    def __post_init__(self) -> None:
+        if self.chunks < 0:
+            raise UserError(f"FirstChunks: chunks must not be negative, not {self.chunks}")
 
     def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
         early = state.frame < self.chunks * model.chunk
@@ -186,7 +194,7 @@ class Pipelined:
     guidance: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_steps("Pipelined", self.steps)
+        _check(self, self.steps)
         if self.chunks < 1 or self.steps % self.chunks:
             raise UserError(f"Pipelined: {self.steps} steps do not divide among {self.chunks} chunks in flight")
 

@@ -51,6 +51,8 @@ def restore(path: Path, memory: FullConfig | WindowConfig, device: torch.device 
     try:
         frame, seed, active = (tensors[name] for name in ("frame", "seed", "active"))
         state = State(_memory(tensors, memory), frame, seed, active, _pending(tensors))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except KeyError as error:
         raise UserError(f"{path}: not the state of a stream, {error} is missing") from error
     if not state.memory.batch == len(seed) == len(active) == len(frame):

@@ -149,7 +149,7 @@ class DiT(nn.Module):
     def frame_shape(self) -> tuple[int, ...]:
         return (self.cfg.channels, *self.cfg.size)
 
-    # -- what the engine calls: through forward(mode, ...), so that DDP and FSDP see every use of the parameters --------
+    # -- what the engine calls: through forward(mode, ...), so that DDP and FSDP see every use of the parameters -------
 
     def forward(self, mode: Literal["prepare", "velocity", "remember", "clip"], *args: Any) -> Any:
         match mode:
@@ -215,7 +215,7 @@ class DiT(nn.Module):
         v = self._run(torch.cat((history[0], x_t), 1), torch.cat((history[1], t), 1), prepared)[0]
         return v[:, x_t.shape[1] :]
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _chunk_of(self, frames: int, device: torch.device) -> Tensor:
         if frames % self.cfg.chunk:

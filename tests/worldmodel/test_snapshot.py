@@ -1,0 +1,121 @@
+"""A stream on disk goes on bit for bit; every other file is refused in one line."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tiny import small_clip, small_dit
+
+from worldmodel.errors import UserError
+from worldmodel.memory import FullConfig, WindowConfig
+from worldmodel.rollout import replay, rollout, start
+from worldmodel.sampler import Euler, Pipelined
+from worldmodel.session import restore, snapshot
+
+WINDOW = WindowConfig(sink=2, ring=4)
+SEEDS = torch.tensor([2**62 + 1, 5])
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_dit()
+
+
+@pytest.fixture(scope="module")
+def clip(model):
+    return small_clip(model, frames=24)
+
+
+@torch.no_grad()
+def go_on(model, sampler, control, state):
+    made = list(rollout(model, replay(control, 2, sampler.lookahead), sampler, state, 0.1))
+    return torch.cat([chunk.x for chunk, _ in made], 1), made[-1][1]
+
+
+def begun(model, clip, memory, sampler=Euler(steps=2)):
+    """A stream in the middle, with one row at rest."""
+    with torch.no_grad():
+        state = start(model, memory, SEEDS, clip.frames(0, 4))
+    _, state = go_on(model, sampler, clip.control.frames(4, 12), state)
+    return state.reset(torch.tensor([True, False]), torch.tensor([7, 0]))
+
+
+@pytest.mark.parametrize("sampler", [Euler(steps=2), Pipelined(chunks=2, steps=2)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("memory", [FullConfig(), WINDOW], ids=str)
+def test_goes_on_bit_for_bit(model, clip, memory, sampler, tmp_path):
+    state = begun(model, clip, memory, sampler)
+    snapshot(state, memory, tmp_path / "s.safetensors")
+    again = restore(tmp_path / "s.safetensors", memory)
+    assert [(a.dtype, a.tolist()) for a in (again.frame, again.seed, again.active)] == [
+        (a.dtype, a.tolist()) for a in (state.frame, state.seed, state.active)
+    ]
+    control = clip.control.frames(12, 24)
+    expected, _ = go_on(model, sampler, control, state)
+    for _ in range(2):  # the file can be read again and again
+        made, _ = go_on(model, sampler, control, restore(tmp_path / "s.safetensors", memory))
+        assert torch.equal(made, expected)
+
+
+def test_replaces_an_older_file_in_one_piece(model, clip, tmp_path, monkeypatch):
+    path = tmp_path / "s.safetensors"
+    snapshot(begun(model, clip, WINDOW), WINDOW, path)
+    before = path.read_bytes()
+    alive = restore(path, WINDOW)
+    snapshot(begun(model, clip, WINDOW, Pipelined(chunks=2, steps=2)), WINDOW, path)
+    assert path.read_bytes() != before and restore(path, WINDOW).pending is not None
+    assert alive.frame.tolist() == [0, 12]  # what was read from the older file does not change
+    assert [p.name for p in tmp_path.iterdir()] == ["s.safetensors"]
+
+
+def rewrite(path, change):
+    """The file with other tensors or another description."""
+    with safe_open(path, "pt") as file:
+        about = json.loads(file.metadata()["worldmodel"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    change(about, tensors)
+    save_file(tensors, path, {"worldmodel": json.dumps(about)})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p: p.write_bytes(p.read_bytes()[:-7]), "not a complete safetensors file"),
+        (lambda p: p.write_bytes(b""), "not a complete safetensors file"),
+        (lambda p: p.write_bytes(b"\x80\x04K\x01."), "not a complete safetensors file"),
+        (lambda p: p.unlink(), "no such file"),
+        (lambda p: save_file({"x": torch.zeros(1)}, p), "names no format version"),
+        (lambda p: save_file({"x": torch.zeros(1)}, p, {"worldmodel": "{"}), "not the state of a stream"),
+        (lambda p: rewrite(p, lambda a, t: a.update(format=2)), "format 2 is newer than 1"),
+        (lambda p: rewrite(p, lambda a, t: a.update(format="1")), "names no format version"),
+        (lambda p: rewrite(p, lambda a, t: a.pop("memory")), "key 'memory' is missing"),
+        (lambda p: rewrite(p, lambda a, t: a["memory"].update(type="Other")), "memory: type 'Other' is none of"),
+        (lambda p: rewrite(p, lambda a, t: t.pop("memory.held")), "'held' is missing"),
+        (lambda p: rewrite(p, lambda a, t: t.pop("seed")), "'seed' is missing"),
+        (lambda p: rewrite(p, lambda a, t: t.update(seed=torch.zeros(3))), "different numbers of rows"),
+        (lambda p: rewrite(p, lambda a, t: t.update({"memory.held": torch.zeros(2, 5)})), "holds 5 frames, not 6"),
+    ],
+)
+def test_other_files_are_refused(model, clip, spoil, message, tmp_path):
+    path = tmp_path / "s.safetensors"
+    snapshot(begun(model, clip, WINDOW), WINDOW, path)
+    spoil(path)
+    with pytest.raises(UserError, match=message) as error:
+        restore(path, WINDOW)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_another_memory_is_refused(model, clip, tmp_path):
+    path = tmp_path / "s.safetensors"
+    snapshot(begun(model, clip, WINDOW), WINDOW, path)
+    for other in (FullConfig(), WindowConfig(sink=2, ring=6), WindowConfig(sink=4, ring=2)):
+        with pytest.raises(UserError, match=r"a stream with the memory .*WindowConfig.*'sink': 2"):
+            restore(path, other)
+
+
+def test_a_folder_that_is_not_there(model, clip, tmp_path):
+    with pytest.raises(UserError, match=r"nowhere/s\.safetensors: could not be written"):
+        snapshot(begun(model, clip, WINDOW), WINDOW, tmp_path / "nowhere" / "s.safetensors")
+    with pytest.raises(UserError, match="a pickle could run code"):
+        restore(tmp_path / "s.pt", WINDOW)
