@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from worldmodel.chunk import Clip
 from worldmodel.errors import UserError
 from worldmodel.generate import write_comparison
 from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig
@@ -21,7 +22,7 @@ from worldmodel.run import Run
 from worldmodel.serial import read_json
 from worldmodel.weights import load_into
 
-STATISTICS_BATCHES = 16
+STATISTICS_BATCHES, STARTS = 16, 8
 
 
 def build(run: Run) -> nn.Module:
@@ -60,8 +61,22 @@ def make(run: Run, weights: dict[str, Tensor], card: dict[str, Any]) -> WorldMod
     tokenizer = load_tokenizer(run.data.tokenizer).eval().requires_grad_(False)
     assert isinstance(model, DiT)
     return WorldModel(
-        dit=model, tokenizer=tokenizer, actions=run.data.action_spec, fps=run.data.fps, stream=run.stream, card=card
+        dit=model,
+        tokenizer=tokenizer,
+        actions=run.data.action_spec,
+        fps=run.data.fps,
+        stream=run.stream,
+        starts=_starts(run),
+        card=card,
     )
+
+
+def _starts(run: Run) -> Clip:
+    """Held-out beginnings, so that the model can be streamed wherever it is taken."""
+    clip = next(iter(run.data.validation_batches(1)))
+    chunk = run.model.chunk if isinstance(run.model, DiTConfig) else 1
+    rows = torch.arange(min(STARTS, clip.batch))
+    return clip.select(rows).frames(0, clip.x.shape[1] // chunk * chunk)
 
 
 def save(made: WorldModel | Autoencoder, folder: Path) -> None:
