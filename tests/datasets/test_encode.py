@@ -1,0 +1,282 @@
+"""`encode`: the right latents of the right frames with the right actions, whatever interrupts it."""
+
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from worldmodel.datasets import encode as module
+from worldmodel.datasets.clips import VideoFolder
+from worldmodel.datasets.encode import encode, encode_recordings
+from worldmodel.datasets.latent_files import Latents, LatentsInfo, episode_file
+from worldmodel.datasets.latents import LatentClips
+from worldmodel.datasets.recordings import fit, parse_fps, parse_size
+from worldmodel.errors import UserError
+from worldmodel.models.autoencoder import AutoencoderConfig
+from worldmodel.models.tokenizer import load_tokenizer, save_tokenizer
+from worldmodel.pixels import to_float
+
+COUNTS = (37, 70, 5, 33)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(AutoencoderConfig(channels=4, widths=(8, 8, 8), blocks=(0, 0, 0)).build(), folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path, videos) -> VideoFolder:
+    for index, count in enumerate(COUNTS):
+        path = videos.make(tmp_path / "clips" / f"{index}.mp4", count=count)
+        np.savez(path.with_suffix(".npz"), action=np.stack([np.arange(count), -np.arange(count)], 1))
+    return VideoFolder.open(tmp_path / "clips")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_latents_are_those_of_the_frames(tmp_path, data, tokenizer):
+    info = encode_recordings(data, tokenizer, tmp_path / "out")
+    assert info.episodes == dict(enumerate(COUNTS))
+    assert (info.shape, info.temporal, info.spatial, info.fps) == ((4, 6, 8), 1, 8, 30)
+    latents, model = Latents.open(tmp_path / "out"), load_tokenizer(tokenizer)
+    for index, count in enumerate(COUNTS):
+        pixels = to_float(np.stack(list(data.frames(index))))
+        with torch.no_grad():
+            expected = model.encode(pixels[None])[0]
+        found = torch.from_numpy(latents.frames(index, 0, count)).float()
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)  # float16
+        assert latents.actions(index)[:, 0, 0].tolist() == [0, *range(count - 1)]
+
+
+def test_folder_is_all_that_training_needs(tmp_path, data, tokenizer):
+    encode_recordings(data, tokenizer, tmp_path / "out")
+    clips = LatentClips(path=(tmp_path / "out",), length=4, batch=2, validation=0.3)
+    clip = next(clips.batches())[0]
+    model = load_tokenizer(clips.tokenizer)
+    assert model.decode(clip.x).shape == (2, 4, 3, 48, 64)
+    assert clips.fps == 30 and clip.control.action.shape == (2, 4, 2)
+
+
+def test_size_and_actions_can_be_chosen(tmp_path, data, tokenizer):
+    info = encode_recordings(data, tokenizer, tmp_path / "out", size=(16, 24), actions=("action_1",))
+    assert info.shape == (4, 2, 3) and info.action_names == ("action_1",)
+    latents, model = Latents.open(tmp_path / "out"), load_tokenizer(tokenizer)
+    assert latents.actions(0)[5:8, 0, 0].tolist() == [-4, -5, -6]
+    pixels = to_float(np.stack([fit(frame, 16, 24) for frame in data.frames(2)]))
+    with torch.no_grad():
+        expected = model.encode(pixels[None])[0]
+    torch.testing.assert_close(torch.from_numpy(latents.frames(2, 0, 5)).float(), expected, atol=2e-3, rtol=1e-3)
+
+
+def test_fit_covers_and_cuts_both_sides():
+    frame = np.zeros((40, 80, 3), np.uint8)
+    frame[:, 20:60] = 200  # the middle half
+    made = fit(frame, 20, 20)
+    assert made.shape == (20, 20, 3) and (made == 200).all()
+    assert fit(frame, 40, 80) is frame
+    wide = fit(frame, 20, 40)
+    np.testing.assert_array_equal(
+        wide[:, :, 0], np.where((np.arange(40) >= 10) & (np.arange(40) < 30), 200, 0) * np.ones((20, 1))
+    )
+    assert fit(np.full((7, 9, 3), 9, np.uint8), 32, 32).shape == (32, 32, 3)
+
+
+def interrupt_after(episodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = 0
+
+    def write(*args):
+        nonlocal done
+        if done == episodes:
+            raise KeyboardInterrupt
+        done += 1
+        original(*args)
+
+    original = module.write_episode
+    monkeypatch.setattr(module, "write_episode", write)
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, data, tokenizer, monkeypatch, capsys):
+    encode_recordings(data, tokenizer, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_after(2, patch)
+        assert encode(data.path, str(tokenizer), tmp_path / "out") == 130
+    assert "the same command goes on" in capsys.readouterr().out
+    with pytest.raises(UserError, match="encoding is not finished"):
+        LatentsInfo.read(tmp_path / "out")
+    # What a kill in the middle of a write leaves behind, and a file that a full disk cut off:
+    (tmp_path / "out" / "episodes" / "000002.4711.part").write_bytes(b"half")
+    cut = episode_file(tmp_path / "out", 1)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    kept = episode_file(tmp_path / "out", 0).stat().st_mtime_ns
+    assert encode(data.path, str(tokenizer), tmp_path / "out") == 0
+    assert episode_file(tmp_path / "out", 0).stat().st_mtime_ns == kept
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_finished_folder_is_left_alone(tmp_path, data, tokenizer, monkeypatch):
+    encode_recordings(data, tokenizer, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    interrupt_after(0, monkeypatch)
+    encode_recordings(data, tokenizer, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
+def test_other_settings_and_other_folders_are_refused(tmp_path, data, tokenizer):
+    encode_recordings(data, tokenizer, tmp_path / "out")
+    with pytest.raises(UserError, match=r"latents\.json: latents of another shape; give a new folder"):
+        encode_recordings(data, tokenizer, tmp_path / "out", size=(16, 16))
+    torch.manual_seed(1)
+    save_tokenizer(AutoencoderConfig(channels=4, widths=(8, 8, 8), blocks=(0, 0, 0)).build(), tmp_path / "other")
+    with pytest.raises(UserError, match="latents of another sha256"):
+        encode_recordings(data, tmp_path / "other", tmp_path / "out")
+    with pytest.raises(UserError, match="not empty, and no latents"):
+        encode_recordings(data, tokenizer, data.path)
+
+
+def test_a_broken_video_keeps_the_finished_episodes(tmp_path, data, tokenizer):
+    video = data.files[1].path
+    whole = video.read_bytes()
+    video.write_bytes(whole[:500] + bytes(200) + whole[700:])
+    with pytest.raises(UserError, match=r"1\.mp4: frame \d+ of 70"):
+        encode_recordings(data, tokenizer, tmp_path / "out")
+    assert episode_file(tmp_path / "out", 0).is_file()
+    video.write_bytes(whole)
+    encode_recordings(data, tokenizer, tmp_path / "out")
+    assert Latents.open(tmp_path / "out").info.frames == sum(COUNTS)
+
+
+def test_bad_input(tmp_path, data, tokenizer, videos):
+    with pytest.raises(UserError, match=r"pictures of 60 x 20 pixels, .* multiples of 8; .* --size 56x16"):
+        encode_recordings(data, tokenizer, tmp_path / "out", size=(20, 60))
+    np.savez(data.files[2].path.with_suffix(".npz"), action=np.zeros((9, 2)))
+    with pytest.raises(UserError, match=r"2\.npz: 9 actions, but 2\.mp4 has 5 frames"):
+        encode_recordings(data, tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_sizes_and_rates_as_text():
+    assert parse_size("64") == (64, 64) and parse_size("64x48") == (48, 64) and parse_size(None) is None
+    assert parse_fps("30000/1001") == Fraction(30000, 1001) and parse_fps("29.97") == Fraction(2997, 100)
+    for text in ("x", "0", "64x", "-3", "1x2x3"):
+        with pytest.raises(UserError, match=f"size '{text}'"):
+            parse_size(text)
+    for text in ("fast", "1/0", "0", "-2"):
+        with pytest.raises(UserError, match=f"fps '{text}'"):
+            parse_fps(text)
+
+
+class FourFrames:
+    """A causal tokenizer that keeps the mean grey of each group: 1 frame, then 4, 4, ..."""
+
+    channels, spatial, temporal = 1, 8, 4
+
+    def encode_stream(self, pixels, state):
+        lead = pixels[:, :1] if state is None else pixels[:, :0]
+        groups = pixels[:, lead.shape[1] :].unflatten(1, (-1, 4)).mean(2)
+        grey = torch.cat([lead, groups], 1).mean((2, 3, 4), keepdim=True)
+        return grey.expand(*grey.shape[:3], pixels.shape[-2] // 8, pixels.shape[-1] // 8), True
+
+
+@pytest.mark.parametrize("count", [70, 33, 5, 37, 36])
+def test_causal_tokenizer_piece_by_piece(tmp_path, videos, count):
+    """Latent frame tau is made of the pixel frames 4 tau - 3 to 4 tau and carries the actions that led to them."""
+    path = videos.make(tmp_path / "a.mp4", count=count)
+    np.savez(path.with_suffix(".npz"), action=np.stack([np.arange(count), -np.arange(count)], 1))
+    data, model = VideoFolder.open(path), FourFrames()
+    plan = module._plan
+    encoding = plan(data, torch_module(model), tmp_path / "out", None, None, None, "cpu")
+    num = 1 + (count - 1) // 4
+    assert encoding.info.episodes == {0: num} and encoding.info.temporal == 4
+    told = []
+    encoding.episode(model, 0, told.append)
+    assert sum(told) == count
+    latents = Latents(tmp_path / "out", encoding.info)
+    grey = [frame.astype(float).mean() / 127.5 - 1 for frame in data.frames(0)]
+    expected = [grey[0], *(np.mean(grey[4 * tau - 3 : 4 * tau + 1]) for tau in range(1, num))]
+    np.testing.assert_allclose(latents.frames(0, 0, num)[:, 0, 0, 0], expected, atol=1e-3)
+    actions = latents.actions(0)[..., 0]
+    assert all(actions[tau].tolist() == list(range(4 * tau - 4, 4 * tau)) for tau in range(1, num))
+
+
+def torch_module(model: FourFrames) -> FourFrames:
+    model.state_dict = dict
+    return model
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from worldmodel.datasets.encode import encode
+if __name__ == "__main__":
+    sys.exit(encode(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), workers=2))
+"""
+
+
+def alive_workers(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_kill_9_of_several_processes_and_resume(tmp_path, videos, tokenizer):
+    for index in range(12):
+        videos.make(tmp_path / "clips" / f"{index:02}.mp4", count=60)
+    encode_recordings(VideoFolder.open(tmp_path / "clips"), tokenizer, tmp_path / "whole")
+    script = tmp_path / "command.py"
+    script.write_text(COMMAND)
+    out = tmp_path / "out"
+    command = [sys.executable, str(script), str(tmp_path / "clips"), str(tokenizer), str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list((out / "episodes").glob("*.safetensors")):
+        time.sleep(0.01)
+        assert process.poll() is None
+    workers = alive_workers(process.pid)
+    assert len(workers) >= 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, "workers outlive the killed process"
+        time.sleep(0.05)
+    assert not (out / "latents.json").exists()
+    assert subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode == 0
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_wan_tokenizer_whole_and_piece_by_piece(tmp_path, videos):
+    from diffusers import AutoencoderKLWan
+
+    from worldmodel.models.diffusers_tokenizer import WanTokenizer
+
+    torch.manual_seed(0)
+    sizes = {"base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+    statistics = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
+    save_tokenizer(WanTokenizer(AutoencoderKLWan(**sizes, **statistics)), tmp_path / "wan")
+    videos.make(tmp_path / "a.mp4", count=75, height=16, width=16)
+    data = VideoFolder.open(tmp_path / "a.mp4")
+    encode_recordings(data, tmp_path / "wan", tmp_path / "out")
+    model = load_tokenizer(tmp_path / "wan")
+    with torch.no_grad():
+        expected = model.encode(to_float(np.stack(list(data.frames(0))[:73]))[None])[0]
+    found = torch.from_numpy(Latents.open(tmp_path / "out").frames(0, 0, 19)).float()
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
