@@ -40,6 +40,7 @@ COMMANDS = {
     "estimate": Command(HERE, "estimate", (), "parameters, memory and time of a run before it starts"),
     "rollout": Command(HERE, "rollout", ("checkpoint",), "long generation to a video"),
     "evaluate": Command("worldmodel.datasets.evaluate", "evaluate", ("what", "checkpoint"), "drift, actions, latency"),
+    "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
     "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
@@ -193,6 +194,28 @@ def rollout(
         recording = next(clips.validation_batches(1))
     write_rollout(world, recording, out, frames, seed, sampler, scale)
     print(out)
+    return 0
+
+
+def export(checkpoint: Path, out: Path, diffusers: bool = False, push: str | None = None, public: bool = False) -> int:
+    """Write a trained model to a new folder, as ours or as diffusers reads it, and upload it.
+
+    Example: worldmodel export runs/wan_1_3b exported --diffusers
+
+    --diffusers writes a WanTransformer3DModel (for models that came from one), action parts beside it. --push uploads
+    the folder to the hub under that name ("owner/model"), private unless --public.
+    """
+    from worldmodel.hub import push as upload
+    from worldmodel.models.wan import export_wan
+
+    if out.exists():
+        raise UserError(f"{out} exists already: give a new folder")
+    world = _world(checkpoint, "cpu", 1)
+    if diffusers:
+        export_wan(world.dit, out)
+    else:
+        world.save(out)
+    print(out if push is None else upload(out, push, private=not public))
     return 0
 
 
