@@ -1,0 +1,68 @@
+"""The command line: every command explains itself, bad input is one line and exit code 2."""
+
+from pathlib import Path
+
+import pytest
+
+from worldmodel.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+OWN_HELP = ("train", "estimate")
+
+
+def test_overview_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name}" in printed for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_HELP])
+def test_help_has_an_example(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"Example: worldmodel {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", OWN_HELP)
+def test_help_of_commands_that_take_a_configuration(name, capsys):
+    assert main([name, "--help"]) == 0
+    assert f"Example: worldmodel {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("fly", "fly"),
+        ("train no/such.py", "no/such.py"),
+        ("rollout no/such/model --out x.mp4", "no/such/model"),
+        ("serve no/such/model", "no/such/model"),
+        ("inspect no/such/data", "no/such/data"),
+        ("convert no/such/videos out", "no/such/videos"),
+        ("encode no/such/data --tokenizer pixels --out out", "no/such/data"),
+        ("collect atlantis --out out", "atlantis"),
+        ("export no/such/model out", "no/such/model"),
+        ("evaluate latency no/such/model --out out", "no/such/model"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(line, named, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    printed = capsys.readouterr().err
+    assert named in printed and len(printed.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_configuration_that_is_none_is_named(tmp_path, capsys):
+    path = tmp_path / "empty.py"
+    path.write_text("x = 1\n")
+    assert main(["train", str(path)]) == 2
+    assert "empty.py" in capsys.readouterr().err
+
+
+def test_every_configuration_describes_a_run(monkeypatch):
+    from worldmodel.run import load
+
+    for path in sorted((ROOT / "configs").glob("*.py")):
+        run = load(path)
+        assert run.out.parts[0] == "runs" and run.steps > 0
