@@ -112,12 +112,8 @@ class MetaWorld(World):
 
         Meta-World itself ignores the seed of ``reset`` and draws from a frozen task or numpy's global generator.
         """
-        import mujoco
-
         super().reset(seed=seed)
         self._env.seed(int(self.np_random.integers(2**31)) if seed is None else seed)
-        # Without this the hand is first moved from where the last episode left it.
-        mujoco.mj_resetData(self._env.model, self._env.data)  # pyright: ignore[reportAttributeAccessIssue]
         full, _ = self._env.reset()
         self._over = False
         self._observation = self._observe(full)
