@@ -17,9 +17,10 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import csv
 
 from worldmodel.actions import ActionSpec
 from worldmodel.datasets.progress import progress_bar
@@ -170,7 +171,7 @@ def read_actions(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64]]:
     """Names and values [N, dim] of a file of actions; a UserError that names it for anything else in it."""
     try:
         names, values = _read_npz(path) if path.suffix == ".npz" else _read_table(path)
-    except (OSError, ValueError, KeyError, BadZipFile, pa.ArrowInvalid, pd.errors.ParserError) as error:
+    except (OSError, ValueError, KeyError, BadZipFile, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read as actions ({str(error).splitlines()[0]})") from error
     if values.ndim != 2 or len(names) != values.shape[1] or not names:
         raise UserError(f"{path}: {len(names)} names for actions of shape {list(values.shape)}, expected [frames, dim]")
@@ -192,22 +193,27 @@ def _read_npz(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64]]:
 
 
 def _read_table(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-    if path.suffix == ".csv":
-        table = pd.read_csv(path, skipinitialspace=True)
-        if all(_is_number(name) for name in table.columns):  # no line of names
-            table = pd.read_csv(path, header=None, skipinitialspace=True)
-            table.columns = list(numbered(table.shape[1]))
-    else:
-        table = pd.read_parquet(path)
-    if "action" in table.columns and table["action"].dtype == object:
-        values = np.stack([np.asarray(row, np.float64) for row in table["action"]])
+    table = _read_csv(path) if path.suffix == ".csv" else pq.read_table(path)
+    if "action" in table.column_names and pa.types.is_nested(table.schema.field("action").type):
+        values = np.stack([np.asarray(row, np.float64) for row in table["action"].to_pylist()])
         return numbered(values.shape[-1]), values
-    columns = [name for name in table.columns if str(name) not in COUNTERS]
+    columns = [name for name in table.column_names if name.strip() not in COUNTERS]
     for name in columns:
-        if not pd.api.types.is_numeric_dtype(table[name]):
-            row = next(i for i, value in enumerate(table[name]) if not _is_number(value))
-            raise UserError(f"{path}: column '{name}' is no number in row {row} ({table[name].iloc[row]!r})")
-    return tuple(map(str, columns)), table[columns].to_numpy(np.float64)
+        kind = table.schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            row, value = next((i, v) for i, v in enumerate(table[name].to_pylist()) if not _is_number(v))
+            raise UserError(f"{path}: column '{name.strip()}' is no number in row {row} ({value!r})")
+    arrays = [table[name].cast(pa.float64(), safe=False).to_numpy() for name in columns]  # nulls become NaN
+    values = np.stack(arrays, 1) if arrays else np.zeros((len(table), 0))
+    return tuple(name.strip() for name in columns), values
+
+
+def _read_csv(path: Path) -> pa.Table:
+    table = csv.read_csv(path)
+    if all(_is_number(name) for name in table.column_names):  # no line of names
+        names = list(numbered(len(table.column_names)))
+        table = csv.read_csv(path, read_options=csv.ReadOptions(column_names=names))
+    return table
 
 
 def _counted(text: str, found: Sequence[tuple[Path, object]]) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 
 
 def picture(index: int, height: int = 48, width: int = 64) -> np.ndarray:
-    """uint8 [H, W, 3]: grey 40 + 3 * index, with a red square in the upper left corner."""
-    frame = np.full((height, width, 3), 40 + 3 * index, np.uint8)
+    """uint8 [H, W, 3]: red counts tens, blue counts ones; a red square in the upper left corner."""
+    frame = np.full((height, width, 3), (20 + 22 * (index // 10), 100, 20 + 22 * (index % 10)), np.uint8)
     frame[: height // 4, : width // 4] = (220, 20, 20)
     return frame
 
@@ -21,7 +21,8 @@ def number_of(frame: np.ndarray) -> int:
     """The index that a decoded, possibly scaled or turned picture was made with."""
     height, width = frame.shape[:2]
     centre = frame[height // 2 - 2 : height // 2 + 2, width // 2 - 2 : width // 2 + 2].astype(float)
-    return round((centre.mean() - 40) / 3)
+    red, _, blue = centre.mean((0, 1))
+    return 10 * round((red - 20) / 22) + round((blue - 20) / 22)
 
 
 def make_video(

@@ -1,0 +1,94 @@
+"""`convert`: video files become a LeRobotDataset that lerobot itself reads."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+from worldmodel.datasets import convert as module
+from worldmodel.datasets.convert import convert
+from worldmodel.datasets.lerobot import LeRobotRecordings
+from worldmodel.errors import UserError
+
+
+def test_pictures_actions_and_rate(tmp_path, videos, capsys):
+    for name, count in (("a", 20), ("b", 12)):
+        videos.make(tmp_path / "clips" / f"{name}.mp4", count=count, rate=Fraction(24))
+        np.savez(tmp_path / "clips" / f"{name}.npz", turn=np.arange(count) / 10)
+    assert convert(tmp_path / "clips", tmp_path / "data", size="32x24", task="drive") == 0
+    assert "2 episodes, 32 frames at 24 frames/s" in capsys.readouterr().out
+    found = LeRobotRecordings.open(tmp_path / "data")
+    assert (found.fps, found.episodes, found.cameras) == (24, {0: 20, 1: 12}, {"video": (24, 32)})
+    assert found.task(0) == "drive"
+    found.check_statistics(found.action_names)
+    np.testing.assert_allclose(found.actions(1)[:, 0], np.arange(12) / 10, rtol=1e-6)
+    assert videos.numbers(found.frames(1, "video")) == list(range(12))
+    peer = LeRobotDataset("local/data", tmp_path / "data", video_backend="pyav")
+    assert len(peer) == 32 and peer[25]["action"].item() == pytest.approx(0.5)
+    assert videos.number_of(peer[25]["observation.images.video"].numpy().transpose(1, 2, 0) * 255) == 5
+
+
+def test_rotated_odd_and_variable_videos_without_actions(tmp_path, videos):
+    pts = np.cumsum(np.random.default_rng(0).integers(20, 60, 30)).tolist()
+    videos.make(tmp_path / "clips" / "a.mp4", count=30, pts=pts)
+    videos.turn(videos.make(tmp_path / "clips" / "b.mp4", count=10))
+    videos.make(tmp_path / "clips" / "c.mp4", count=10, height=47, width=63, pixels="yuv444p")
+    assert convert(tmp_path / "clips", tmp_path / "data", size="16", fps="20") == 0
+    found = LeRobotRecordings.open(tmp_path / "data")
+    assert found.fps == 20 and found.action_names == ()
+    numbers = videos.numbers(found.frames(0, "video"))
+    times = (np.array(pts) - pts[0]) / 1000
+    assert numbers == [int(np.abs(times - k / 20).argmin()) for k in range(len(numbers))]
+    assert videos.numbers(found.frames(1, "video")) == videos.numbers(found.frames(2, "video")) == [0, 1, 3, 4, 6, 7, 9]
+
+
+def test_default_rate_is_the_first_ones_rounded(tmp_path, videos):
+    videos.make(tmp_path / "a.mp4", rate=Fraction(30000, 1001))
+    assert convert(tmp_path / "a.mp4", tmp_path / "data") == 0
+    found = LeRobotRecordings.open(tmp_path / "data")
+    assert found.fps == 30 and found.episodes == {0: 40}
+
+
+def test_long_videos_become_several_episodes(tmp_path, videos, monkeypatch):
+    monkeypatch.setattr(module, "MAX_EPISODE_BYTES", 48 * 64 * 3 * 15)
+    videos.make(tmp_path / "a.mp4", count=40)
+    convert(tmp_path / "a.mp4", tmp_path / "data")
+    found = LeRobotRecordings.open(tmp_path / "data")
+    assert found.episodes == {0: 13, 1: 14, 2: 13}
+    assert [n for episode in range(3) for n in videos.numbers(found.frames(episode, "video"))] == list(range(40))
+
+
+def test_a_video_damaged_inside_leaves_the_others_readable(tmp_path, videos):
+    videos.make(tmp_path / "clips" / "a.mp4", count=10)
+    broken = videos.make(tmp_path / "clips" / "b.mp4", count=40, container={"movflags": "faststart"})
+    data = broken.read_bytes()
+    broken.write_bytes(data[: len(data) // 2] + bytes(200) + data[len(data) // 2 + 200 :])
+    with pytest.raises(UserError, match=r"b\.mp4: frame \d+ of 40 .*; the 1 episodes before it are in .*data"):
+        convert(tmp_path / "clips", tmp_path / "data")
+    assert LeRobotRecordings.open(tmp_path / "data").episodes == {0: 10}
+
+
+def test_bad_input_makes_no_folder(tmp_path, videos):
+    videos.make(tmp_path / "clips" / "a.mp4", count=5)
+    (tmp_path / "clips" / "b.mp4").touch()
+    with pytest.raises(UserError, match=r"b\.mp4: the file is empty"):
+        convert(tmp_path / "clips", tmp_path / "data")
+    (tmp_path / "clips" / "b.mp4").unlink()
+    with pytest.raises(UserError, match="whole number of frames per second"):
+        convert(tmp_path / "clips", tmp_path / "data", fps="29.97")
+    np.savez(tmp_path / "clips" / "a.npz", action=np.zeros(4))
+    with pytest.raises(UserError, match=r"4 actions, but a\.mp4 has 5 frames"):
+        convert(tmp_path / "clips", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "clips" / "a.npz").unlink()
+    with pytest.raises(UserError, match="exists already"):
+        convert(tmp_path / "clips", tmp_path / "data")
+
+
+def test_a_dataset_is_not_converted(tmp_path, videos):
+    videos.make(tmp_path / "a.mp4", count=5)
+    convert(tmp_path / "a.mp4", tmp_path / "data")
+    with pytest.raises(UserError, match="is a LeRobotDataset already"):
+        convert(tmp_path / "data", tmp_path / "again")

@@ -1,0 +1,147 @@
+"""`inspect`: says what a path is, what is wrong with it and what to do next."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from worldmodel import checkpoint
+from worldmodel.actions import ActionSpec
+from worldmodel.datasets.convert import convert
+from worldmodel.datasets.encode import encode_recordings
+from worldmodel.datasets.inspect import examine, inspect
+from worldmodel.datasets.latent_files import episode_file
+from worldmodel.datasets.recordings import open_recordings
+from worldmodel.errors import UserError
+from worldmodel.models.autoencoder import AutoencoderConfig
+from worldmodel.models.dit import DiTConfig
+from worldmodel.models.tokenizer import save_tokenizer
+from worldmodel.models.world import StreamConfig, WorldModel
+
+
+@pytest.fixture
+def folder(tmp_path, videos) -> Path:
+    for name, count in (("a", 20), ("b", 12)):
+        videos.make(tmp_path / "clips" / f"{name}.mp4", count=count)
+        np.savez(tmp_path / "clips" / f"{name}.npz", action=np.linspace(-1, 1, count), names=["turn"])
+    return tmp_path / "clips"
+
+
+@pytest.fixture
+def tokenizer(tmp_path) -> Path:
+    torch.manual_seed(0)
+    save_tokenizer(AutoencoderConfig(channels=4, widths=(8, 8, 8), blocks=(0, 0, 0)).build(), tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def test_folder_of_videos(folder, videos, tmp_path, capsys):
+    videos.turn(folder / "b.mp4")
+    assert inspect(folder, json=tmp_path / "out.json") == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    facts = report["facts"]
+    assert (report["command"], report["kind"], report["problems"]) == ("inspect", "folder of videos", [])
+    assert (facts["files"], facts["episodes"], facts["frames"], facts["fps"]) == (2, 2, 32, "30")
+    assert facts["frames per episode"] == "12 to 20" and facts["sizes"] == ["48x64", "64x48"]
+    assert facts["reader"] == {str(folder / "a.mp4"): "decord", str(folder / "b.mp4"): "pyav rotated by 90 degrees"}
+    assert facts["actions"]["turn"]["min"] == -1 and facts["actions"]["turn"]["max"] == 1
+    assert report["next"].startswith(f"worldmodel convert {folder} data/clips --size 64")
+    text = capsys.readouterr().out
+    assert f"{folder}: folder of videos" in text and "next: worldmodel convert" in text
+
+
+def test_every_broken_video_is_named(folder, capsys):
+    (folder / "c.mp4").touch()
+    (folder / "a.mp4").write_bytes((folder / "a.mp4").read_bytes()[:1000])
+    assert inspect(folder) == 2
+    problems = examine(folder).problems
+    assert len(problems) == 2 and "a.mp4" in problems[0] and "c.mp4" in problems[1]
+    assert capsys.readouterr().out.count("problem: ") == 2
+
+
+def test_damage_inside_is_found_by_a_deep_look(folder, videos):
+    videos.make(folder / "b.mp4", count=40, container={"movflags": "faststart"})
+    np.savez(folder / "b.npz", action=np.linspace(-1, 1, 40), names=["turn"])
+    data = (folder / "b.mp4").read_bytes()
+    (folder / "b.mp4").write_bytes(data[: len(data) // 2] + bytes(200) + data[len(data) // 2 + 200 :])
+    assert examine(folder).problems == []
+    (problem,) = examine(folder, deep=True).problems
+    assert "b.mp4: frame" in problem
+
+
+def test_single_video_of_variable_rate(tmp_path, videos):
+    path = videos.make(tmp_path / "a.mp4", count=4, pts=[0, 33, 200, 233])
+    report = examine(path)
+    assert report.kind == "video" and not report.problems
+    assert any("variable rate" in note for note in report.notes) and "--fps" in report.next
+
+
+def test_dataset_latents_and_their_problems(folder, tokenizer, tmp_path):
+    convert(folder, tmp_path / "data")
+    report = examine(tmp_path / "data")
+    assert (report.kind, report.problems) == ("LeRobotDataset v3", [])
+    assert report.facts["cameras"] == {"video": "64x48"} and report.facts["frames"] == 32
+    assert report.next == f"worldmodel encode {tmp_path / 'data'} --tokenizer FOLDER --out {tmp_path / 'data'}_latents"
+
+    out = tmp_path / "latents"
+    encode_recordings(open_recordings(tmp_path / "data"), tokenizer, out)
+    report = examine(out)
+    assert (report.kind, report.problems) == ("latents", [])
+    assert report.facts["frame"] == [4, 6, 8] and report.facts["latent frames"] == 32
+    assert "worldmodel train" in report.next and f"--data.path {out}" in report.next
+    episode_file(out, 1).unlink()
+    report = examine(out)
+    assert len(report.problems) == 1 and "000001.safetensors" in report.problems[0]
+    assert report.next.startswith(f"worldmodel encode {tmp_path / 'data'} --camera video")
+    (out / "latents.json").rename(out / "unfinished.json")
+    assert examine(out).problems == ["1 of 2 episodes are encoded"]
+
+    stats = tmp_path / "data" / "meta" / "stats.json"
+    stats.write_text(json.dumps(json.loads(stats.read_text()) | {"action": {}}))
+    assert examine(tmp_path / "data").problems == [f"{stats}: statistic 'action/min' is missing"]
+    shutil.rmtree(tmp_path / "data" / "meta" / "episodes")
+    assert "not finalised" in examine(tmp_path / "data").problems[0]
+
+
+def test_tokenizer_and_world_model(tmp_path, tokenizer):
+    assert examine(tokenizer).kind == "tokenizer (Autoencoder)"
+    model = AutoencoderConfig(channels=4, widths=(8, 8), blocks=(0, 0)).build()
+    dit = DiTConfig(channels=4, size=(4, 4), dim=32, depth=2, heads=2, hidden=64, actions=1).build()
+    spec = ActionSpec(names=("turn",), low=(-2.0,), high=(3.0,))
+    world = WorldModel(dit=dit, tokenizer=model, actions=spec, fps=24.0, stream=StreamConfig(), card={"steps": 7})
+    world.save(tmp_path / "world")
+    report = examine(tmp_path / "world")
+    assert (report.kind, report.problems) == ("world model", [])
+    assert report.facts["parameters"] == sum(p.numel() for p in dit.parameters())
+    assert (report.facts["pixels"], report.facts["fps"], report.facts["steps"]) == ("16x16", 24.0, 7)
+    assert report.facts["actions"] == {"turn": [-2.0, 3.0]}
+    weights = tmp_path / "world" / "model.safetensors"
+    assert examine(weights).kind == "weights (safetensors)"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert "model.safetensors" in examine(tmp_path / "world").problems[0]
+    assert "model.safetensors" in examine(weights).problems[0]
+
+
+def test_checkpoints_of_a_run(tmp_path):
+    from safetensors.torch import save_file
+
+    step = tmp_path / "run" / "checkpoints" / "step_00000007"
+    step.mkdir(parents=True)
+    (step / "state.json").write_text(
+        json.dumps({"format": checkpoint.FORMAT, "step": 7, "objective": {}, "best": None, "metrics": {}})
+    )
+    save_file({"a": torch.zeros(2)}, step / "model.safetensors")
+    assert examine(tmp_path / "run").facts["checkpoints"] == ["step_00000007"]
+    report = examine(step)
+    assert report.facts == {"step": 7, "model.safetensors": "1 tensors"} and not report.problems
+    (step / "model.safetensors").write_bytes(b"cut")
+    assert "model.safetensors" in examine(tmp_path / "run").problems[0]
+
+
+@pytest.mark.parametrize(("name", "message"), [("a.pt", "a pickle could run code"), ("none", "no such file or folder")])
+def test_what_is_refused(tmp_path, name, message):
+    (tmp_path / "a.pt").write_bytes(b"x")
+    with pytest.raises(UserError, match=message):
+        examine(tmp_path / name)
