@@ -1,0 +1,177 @@
+"""Frozen encoders that judge pictures: features for Frechet distances, maps for a perceptual distance.
+
+Pictures are [N, 3, H, W], uint8 in 0..255 or float in [-1, 1]. The name of a metric says which encoder made it.
+"""
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from worldmodel.errors import UserError
+from worldmodel.evaluate.lite0 import Lite0
+from worldmodel.models.tokenizer import Tokenizer
+
+
+class Encoder(Protocol):
+    """A judge. `name` is a short word for metric names."""
+
+    @property
+    def name(self) -> str: ...
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Pictures [N, 3, H, W] -> features [N, D] fp32."""
+        ...
+
+
+class MapEncoder(Encoder, Protocol):
+    """A judge that also shows its intermediate maps."""
+
+    def maps(self, pixels: Tensor) -> list[Tensor]:
+        """Pictures [N, 3, H, W] -> maps [N, c, h, w], from fine to coarse."""
+        ...
+
+
+def unit(pixels: Tensor) -> Tensor:
+    """Either kind of picture as float in [-1, 1]."""
+    if pixels.ndim != 4 or pixels.shape[1] != 3:
+        raise ValueError(f"pictures must be [N, 3, H, W], not {list(pixels.shape)}")
+    if pixels.dtype == torch.uint8:
+        return pixels.float() / 127.5 - 1
+    if not pixels.is_floating_point():
+        raise ValueError(f"pictures must be uint8 or float, not {pixels.dtype}")
+    return pixels.float()
+
+
+def _resized(pixels: Tensor, size: int) -> Tensor:
+    if pixels.shape[-2:] == (size, size):
+        return pixels
+    return F.interpolate(pixels, (size, size), mode="bilinear", antialias=True, align_corners=False)
+
+
+class Lite0Encoder:
+    """EfficientNet-Lite0 trained on ImageNet: 1280 pooled features.
+
+    Pictures are scaled bilinearly to `size` x `size` (128 by default: a quarter of the cost of the 224 it was trained
+    at, and small worlds gain nothing from more) and given to it as (value - 127) / 128.
+    """
+
+    name = "lite0"
+    stages = (0, 1, 2, 4, 6)  # the last map at each of the strides 2, 4, 8, 16 and 32
+
+    def __init__(self, size: int = 128) -> None:
+        self.size, self.net = size, Lite0.pretrained()
+
+    def _input(self, pixels: Tensor) -> Tensor:
+        x = (_resized(unit(pixels), self.size) * 127.5 + 0.5) / 128
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        return self.net.features(self._input(pixels))
+
+    def maps(self, pixels: Tensor) -> list[Tensor]:
+        found = self.net.maps(self._input(pixels))
+        return [found[stage] for stage in self.stages]
+
+
+class AutoencoderFeatures:
+    """What the world model's own tokenizer sees in single frames: 5 C features.
+
+    The mean of each latent channel over the four quarters of the picture, and its standard deviation over the picture.
+    Few enough for a full-rank covariance from a few hundred frames; blind to whatever the tokenizer is blind to.
+    """
+
+    name = "autoencoder"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def features(self, pixels: Tensor) -> Tensor:
+        latents = self.tokenizer.encode(unit(pixels)[:, None])[:, 0]
+        quarters = F.adaptive_avg_pool2d(latents, 2).flatten(1)
+        return torch.cat((quarters, latents.std((2, 3), correction=0)), 1).float()
+
+
+class LocalEncoder:
+    """Any network by local path.
+
+    A TorchScript file (.pt, .ts) is called with pictures [N, 3, size, size] normalised by ImageNet's mean and deviation
+    and must return [N, D]. A folder in the layout of transformers (config.json, safetensors weights; DINOv2, for
+    instance) gives its pooled output.
+    """
+
+    MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+    def __init__(self, path: Path, size: int = 224) -> None:
+        self.name, self.size, self.path = path.stem.replace("-", "_"), size, path
+        self.net, self.pooled = _transformers(path) if path.is_dir() else (_torchscript(path), False)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        x = (_resized(unit(pixels), self.size) + 1) / 2
+        x = (x - x.new_tensor(self.MEAN)[:, None, None]) / x.new_tensor(self.DEVIATION)[:, None, None]
+        out = self.net(x).pooler_output if self.pooled else self.net(x)
+        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(pixels):
+            raise UserError(f"{self.path}: an encoder must return features [N, D], this one does not")
+        return out.float()
+
+
+def _torchscript(path: Path) -> nn.Module:
+    if not path.is_file():
+        raise UserError(f"{path}: no such encoder; give lite0, autoencoder, a TorchScript file or a folder")
+    try:
+        return torch.jit.load(str(path), map_location="cpu").eval()
+    except RuntimeError as error:
+        raise UserError(f"{path}: not a TorchScript file ({str(error).splitlines()[0]})") from error
+
+
+def _transformers(path: Path) -> tuple[nn.Module, bool]:
+    config = path / "config.json"
+    if not config.is_file() or "model_type" not in json.loads(config.read_text(encoding="utf-8")):
+        raise UserError(f"{path}: an encoder's folder needs a config.json of transformers with a model_type")
+    from transformers import AutoModel  # takes seconds to import
+
+    try:
+        net = AutoModel.from_pretrained(path, local_files_only=True, use_safetensors=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {str(error).splitlines()[0]}") from error
+    return net.eval().requires_grad_(False), True
+
+
+def open_encoder(choice: str, tokenizer: Tokenizer) -> Encoder:
+    """lite0, autoencoder (the model's own tokenizer), or the path of a TorchScript file or transformers folder."""
+    match choice:
+        case "lite0":
+            return Lite0Encoder()
+        case "autoencoder":
+            return AutoencoderFeatures(tokenizer)
+        case _:
+            return LocalEncoder(Path(choice))
+
+
+@torch.no_grad()
+def features_of(encoder: Encoder, pixels: Tensor, batch: int = 32) -> Tensor:
+    """Features [N, D] fp64 of any number of pictures [N, 3, H, W], a few at a time."""
+    return torch.cat([encoder.features(piece).double() for piece in pixels.split(batch)])
+
+
+@torch.no_grad()
+def perceptual_distance(encoder: MapEncoder, first: Tensor, second: Tensor, batch: int = 32) -> Tensor:
+    """A distance [N] of pictures [N, 3, H, W] each: |a - b|^2 of channel vectors scaled to length 1, averaged.
+
+    The form of Zhang et al. (1801.03924) with every weight 1: each map's channel vectors are normalised at every
+    position, their squared differences summed over channels (2 - 2 cos, so 0 to 4), averaged over positions and then
+    over maps. It is not "LPIPS", whose weights are fitted to human judgements; it is named after its encoder.
+    """
+    found = []
+    for a, b in zip(first.split(batch), second.split(batch), strict=True):
+        layers = zip(encoder.maps(a), encoder.maps(b), strict=True)
+        found.append(torch.stack([_map_distance(x, y) for x, y in layers]).mean(0))
+    return torch.cat(found)
+
+
+def _map_distance(x: Tensor, y: Tensor) -> Tensor:
+    x, y = (F.normalize(m, dim=1, eps=1e-8) for m in (x, y))
+    return (x - y).square().sum(1).mean((1, 2))

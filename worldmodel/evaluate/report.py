@@ -1,0 +1,159 @@
+"""The result of a measuring command: numbers as JSON, and everything a person wants to see as one HTML file."""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import worldmodel
+from worldmodel.errors import UserError
+from worldmodel.serial import write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number. n: independent units behind it. interval: 95 % unless the report says otherwise."""
+
+    value: float
+    unit: str = ""
+    n: int | None = None
+    interval: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not np.isfinite([self.value, *(self.interval or ())]).all():
+            raise ValueError(f"a metric must be finite: {self}")
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"value": float(self.value), "unit": self.unit}
+        if self.n is not None:
+            data["n"] = int(self.n)
+        if self.interval is not None:
+            data["interval"] = [float(bound) for bound in self.interval]
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A plot, as a complete SVG document."""
+
+    title: str
+    svg: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """A video to look at: frames uint8 [T, H, W, 3], frames per second, whole-number enlargement."""
+
+    title: str
+    frames: NDArray[np.uint8]
+    fps: float
+    scale: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A still to look at: uint8 [H, W, 3]."""
+
+    title: str
+    frame: NDArray[np.uint8]
+    scale: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a measuring command returns.
+
+    command: as it would be typed. metrics: in the order in which they are shown. headline: names of the few that go on
+    top of the page. verdicts: (what was asked, whether it holds, the numbers). notes: how it was measured, one
+    paragraph each.
+    """
+
+    command: str
+    seeds: tuple[int, ...]
+    metrics: Mapping[str, Metric]
+    device: str = "cpu"
+    headline: tuple[str, ...] = ()
+    verdicts: tuple[tuple[str, bool, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    films: tuple[Film, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of every measuring command."""
+        return {
+            "command": self.command,
+            "versions": versions(),
+            "device": device_name(self.device),
+            "seeds": list(self.seeds),
+            "metrics": {name: metric.to_json() for name, metric in self.metrics.items()},
+        }
+
+    def lines(self) -> list[str]:
+        """For the terminal: one line per metric, then the verdicts."""
+        width = max((len(name) for name in self.metrics), default=0)
+        lines = [f"{name:{width}}  {describe(metric)}" for name, metric in self.metrics.items()]
+        return lines + [f"{'ok  ' if good else 'FAIL'} {asked}: {numbers}" for asked, good, numbers in self.verdicts]
+
+
+def describe(metric: Metric) -> str:
+    """A metric in words: value, unit, interval, n."""
+    text = f"{rounded(metric.value)} {metric.unit}".rstrip()
+    if metric.interval is not None:
+        text += f"  [{rounded(metric.interval[0])}, {rounded(metric.interval[1])}]"
+    return text + (f"  n={metric.n}" if metric.n is not None else "")
+
+
+def rounded(value: float) -> str:
+    """Four significant digits without an exponent where that is readable."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def versions() -> dict[str, str]:
+    """Of what a result may depend on."""
+    found = {"worldmodel": worldmodel.__version__, "python": platform.python_version()}
+    return found | {name: importlib.metadata.version(name) for name in ("torch", "numpy", "opencv-python-headless")}
+
+
+def device_name(device: str) -> str:
+    """A device for people: the GPU's name, or the processor with its cores and this process's threads."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+
+
+def write(report: Report, json: Path | None = None, html: Path | None = None) -> None:
+    """Write either file or both. A folder that does not exist is made; a full disk is a UserError."""
+    from worldmodel.evaluate.page import render  # imports this file
+
+    for path in (json, html):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if json is not None:
+        write_json(report.to_json(), json)
+    if html is not None:
+        write_text(render(report), html)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write beside the place and rename; a full disk or a missing folder is a UserError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
