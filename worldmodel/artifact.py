@@ -71,9 +71,14 @@ def make(run: Run, weights: dict[str, Tensor], card: dict[str, Any]) -> WorldMod
     )
 
 
+def _example(run: Run) -> Clip:
+    """A batch of held-out clips; of training clips where the run holds nothing out."""
+    return next(iter(run.data.validation_batches(1))) if run.validate else next(run.data.batches(0, 0, 1, 1))[0]
+
+
 def _starts(run: Run) -> Clip:
     """Held-out beginnings, so that the model can be streamed wherever it is taken."""
-    clip = next(iter(run.data.validation_batches(1)))
+    clip = _example(run)
     chunk = run.model.chunk if isinstance(run.model, DiTConfig) else 1
     rows = torch.arange(min(STARTS, clip.batch))
     return clip.select(rows).frames(0, clip.x.shape[1] // chunk * chunk)
@@ -89,7 +94,7 @@ def save(made: WorldModel | Autoencoder, folder: Path) -> None:
 
 def look(made: WorldModel | Autoencoder, run: Run, video: Path) -> None:
     """A short video of what it can do on held-out data: real above generated or reconstructed."""
-    clip = next(iter(run.data.validation_batches(1)))
+    clip = _example(run)
     if isinstance(made, WorldModel):
         write_comparison(made, clip, video)
         return
@@ -108,17 +113,21 @@ def _measure(model: Autoencoder, run: Run) -> None:
 
 def check(run: Run) -> None:
     """The run's parts must fit each other; what does not is a UserError that names both sides."""
-    spec = run.data.action_spec
+    clip = _example(run)
+    frame = tuple(clip.x.shape[2:])
     if isinstance(run.model, AutoencoderConfig):
+        factor = 2 ** len(run.model.widths)
+        if frame[0] != 3 or frame[1] % factor or frame[2] % factor:
+            raise UserError(
+                f"an autoencoder of factor {factor} learns from RGB pictures, the data's frames are {frame}"
+            )
         return
-    assert isinstance(run.model, DiTConfig)
+    spec, size = run.data.action_spec, (run.model.channels, *run.model.size)
     if run.model.actions != (spec.size if spec else 0):
         raise UserError(
             f"model.actions is {run.model.actions}, the data's actions have size {spec.size if spec else 0}"
         )
-    clip = next(iter(run.data.validation_batches(1)))
-    if tuple(clip.x.shape[2:]) != (run.model.channels, *run.model.size):
-        raise UserError(
-            f"model.channels and model.size are {(run.model.channels, *run.model.size)}, the latents are "
-            f"{tuple(clip.x.shape[2:])}"
-        )
+    if frame != size:
+        raise UserError(f"model.channels and model.size are {size}, the latents are {frame}")
+    if clip.x.shape[1] % run.model.chunk:
+        raise UserError(f"clips of {clip.x.shape[1]} frames do not cut into chunks of model.chunk = {run.model.chunk}")

@@ -8,7 +8,6 @@ checkpoints/step_00001000/
     objective.safetensors   tensors of the objective, if it has any
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -28,11 +27,12 @@ from torch.distributed.checkpoint.state_dict import (
 
 from worldmodel.ema import Ema
 from worldmodel.errors import UserError
-from worldmodel.serial import read_json
+from worldmodel.serial import check_format, read_json, write_json
 from worldmodel.weights import read_tensors, write_tensors
 
 FORMAT = 1
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
+_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)  # others get nothing
+_ALL = StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +45,39 @@ class Role:
 
 
 def tensors_of(roles: Mapping[str, Role]) -> dict[str, dict[str, Tensor]]:
-    """File name to tensors, gathered to whole CPU tensors (all ranks must call this)."""
+    """File name to whole CPU tensors. All ranks must call this; only the main process gets the answer."""
     files: dict[str, dict[str, Tensor]] = {}
     for name, role in roles.items():
-        files[name] = get_model_state_dict(role.model, options=_WHOLE)
+        files[name] = get_model_state_dict(role.model, options=_MAIN)
         if role.ema is not None:
-            files[f"{name}.ema"] = {**role.ema.average, "updates": torch.tensor(role.ema.updates)}
-        files[f"{name}.optimizer"] = _flat(get_optimizer_state_dict(role.model, role.optimizers, options=_WHOLE))
+            files[f"{name}.ema"] = role.ema.state_dict()
+        files[f"{name}.optimizer"] = _flat(get_optimizer_state_dict(role.model, role.optimizers, options=_MAIN))
     return files
+
+
+def check_finite(out: Path, step: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise a UserError that names the first tensor with NaN or infinite values."""
+    for name, tensors in files.items():
+        for key, tensor in tensors.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise UserError(f"{out}: '{key}' of {name} is not finite at step {step}; {last(out)}")
 
 
 def save(out: Path, step: int, files: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: Iterable[int]) -> Path:
     """Write checkpoints/step_N and remove those not in `keep` (steps). Refuses weights that are not finite.
 
-    An OSError (a full disk) removes what was begun, leaves every older checkpoint, and becomes a UserError.
+    A full disk removes what was begun, leaves every older checkpoint, and becomes a UserError.
     """
-    for name, tensors in files.items():
-        for key, tensor in tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise UserError(f"{out}: '{key}' of {name} is not finite at step {step}; {last(out)}")
+    check_finite(out, step, files)
     folder = out / "checkpoints" / f"step_{step:08d}"
     partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in folder.parent.glob(".step_*.partial"):  # by a process that was killed
+            shutil.rmtree(left)
         partial.mkdir(parents=True)
         for name, tensors in files.items():
             write_tensors(tensors, partial / f"{name}.safetensors")
-        (partial / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
+        write_json({"format": FORMAT, "step": step, **state}, partial / "state.json")
         for file in partial.iterdir():
             _sync(file)
         _sync(partial)
@@ -79,9 +85,10 @@ def save(out: Path, step: int, files: dict[str, dict[str, Tensor]], state: dict[
             shutil.rmtree(folder)
         partial.rename(folder)
         _sync(folder.parent)
-    except OSError as error:
+    except (OSError, UserError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f"{folder}: could not be written ({error.strerror or error}); {last(out)}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{folder}: could not be written ({reason}); {last(out)}") from error
     kept = {f"step_{s:08d}" for s in (*keep, step)}
     for old in steps(out):
         if old.name not in kept:
@@ -98,6 +105,7 @@ def _sync(path: Path) -> None:
 
 
 def last(out: Path) -> str:
+    """The end of an error message: where the training can go on from."""
     found = steps(out)
     return f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was written yet"
 
@@ -108,11 +116,9 @@ def steps(out: Path) -> list[Path]:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """state.json of a checkpoint; a newer format is a UserError."""
-    state = read_json(folder / "state.json")
-    if state.get("format", 0) > FORMAT:
-        raise UserError(f"{folder / 'state.json'}: format {state['format']} is newer than {FORMAT}, which is read here")
-    return state
+    """state.json of a checkpoint; a broken one or a newer format is a UserError."""
+    path = folder / "state.json"
+    return check_format(read_json(path), FORMAT, path, keys=("step", "objective", "best", "metrics"))
 
 
 def restore(folder: Path, roles: Mapping[str, Role]) -> None:
@@ -120,26 +126,25 @@ def restore(folder: Path, roles: Mapping[str, Role]) -> None:
     for name, role in roles.items():
         path = folder / f"{name}.safetensors"
         weights = read_tensors(path)
-        _fits(weights, get_model_state_dict(role.model, options=_WHOLE), path)
-        set_model_state_dict(role.model, weights, options=_WHOLE)
+        _fits(weights, get_model_state_dict(role.model, options=_ALL), path)
+        set_model_state_dict(role.model, weights, options=_ALL)
         if role.ema is not None:
             path = folder / f"{name}.ema.safetensors"
             average = read_tensors(path)
-            role.ema.updates = int(average.pop("updates"))
-            _fits(average, role.ema.average, path)
-            role.ema.average = {k: v.to(role.ema.average[k].device) for k, v in average.items()}
+            _fits(average, role.ema.state_dict(), path)
+            role.ema.load_state_dict(average)
         path = folder / f"{name}.optimizer.safetensors"
         stored = read_tensors(path)
-        whole = get_optimizer_state_dict(role.model, role.optimizers, options=_WHOLE)
+        whole = get_optimizer_state_dict(role.model, role.optimizers, options=_ALL)
         _fits(stored, _flat(whole), path)
         for parameter, values in whole["state"].items():
             values |= {key: stored[f"state.{parameter}.{key}"] for key in values}
-        set_optimizer_state_dict(role.model, role.optimizers, whole, options=_WHOLE)
+        set_optimizer_state_dict(role.model, role.optimizers, whole, options=_ALL)
 
 
 def _flat(optimizer: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors of an optimizer's state dict under one name each; all else is made anew from the run."""
-    state = optimizer["state"]
+    state = optimizer.get("state", {})  # empty on all but the main process where that gathers
     return {f"state.{parameter}.{key}": value for parameter, values in state.items() for key, value in values.items()}
 
 

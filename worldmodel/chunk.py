@@ -6,7 +6,7 @@ A packed action size, L text tokens, D text width.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
+FUSED = {"qkv": 3, "kv": 2}  # layers whose weight is that many matrices above each other
 
 
 def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
@@ -77,9 +78,8 @@ class Muon:
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         hidden = {n: p for n, p in named if "blocks." in n and n.endswith(".weight") and p.ndim == 2}
-        fused = [p for n, p in hidden.items() if n.endswith("qkv.weight")]
-        single = [p for n, p in hidden.items() if not n.endswith("qkv.weight")]
-        groups = [{"params": single, "parts": 1}, {"params": fused, "parts": 3}]
+        fused = {name: FUSED.get(name.split(".")[-2], 1) for name in hidden}
+        groups = [{"params": [hidden[n] for n in hidden if fused[n] == parts], "parts": parts} for parts in (1, 2, 3)]
         rest = [_adamw([p for n, p in named if n not in hidden], self)]
         if not hidden:  # adapters only
             return rest
@@ -96,7 +96,7 @@ def _adamw(params: list[nn.Parameter], cfg: AdamW | Muon) -> torch.optim.AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Learning-rate factor: linear warm-up over `warmup` steps, then constant or a cosine down to `floor` at the end."""
+    """Learning-rate factor: linear warm-up of `warmup` steps, then constant or a cosine down to `floor` at the end."""
 
     shape: Literal["constant", "cosine"] = "cosine"
     warmup: int = 100

@@ -1,4 +1,4 @@
-"""Between pictures at the border (uint8 [..., H, W, 3] RGB) and pixels inside models (float [..., 3, H, W] in [-1, 1])."""
+"""Pictures at the border (uint8 [..., H, W, 3] RGB) and pixels inside models (float [..., 3, H, W] in [-1, 1])."""
 
 from fractions import Fraction
 from pathlib import Path

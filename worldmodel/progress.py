@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from types import FrameType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,6 +18,7 @@ class Line:
     def __init__(self, shown: bool, steps: int, done: int, every: float = 30.0) -> None:
         console = Console(file=sys.stderr)
         columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+        self._shown = shown
         self._bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown)
         self._task = self._bar.add_task("", total=steps, completed=done, text="")
         self._plain, self._every, self._said = shown and not console.is_terminal, every, 0.0
@@ -39,12 +41,17 @@ class Line:
 
     def note(self, text: str) -> None:
         """A line that stays."""
+        if not self._shown:
+            return
         if self._plain:
             print(text, file=sys.stderr, flush=True)
         else:
             self._bar.console.print(text, highlight=False)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
 
@@ -63,7 +70,10 @@ class StopSignal:
             raise KeyboardInterrupt
         self.requested = True
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Give the signals back to whoever had them."""
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -40,9 +40,7 @@ def start(
 
 def advance(model: Streamable, chunk: Chunk, state: State, context_time: float = 0.0) -> State:
     """The state after a finished chunk: it is remembered, and the active rows move on by the executed frames."""
-    memory = model.remember(chunk, state, context_time)
-    frame = state.frame + torch.where(state.active, chunk.executed, torch.zeros_like(chunk.executed))
-    return replace(state, memory=memory, frame=frame)
+    return state.advance(model.remember(chunk, state, context_time), chunk.x, chunk.executed)
 
 
 def step[C: Control](

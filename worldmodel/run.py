@@ -60,7 +60,8 @@ class Run[D: Data]:
     micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init: where
     the transformer's weights start: a world model's folder, a diffusers Wan transformer's folder or its name on the
     hub. lora: train adapters on frozen weights; what the run makes has them merged. checkpointing, compile: of the
-    transformer's blocks. threads: of the CPU. validate: held-out batches per validation.
+    transformer's blocks. threads: of the CPU. validate: held-out batches per validation, 0 for none. log_every,
+    save_every, validate_every, sample_every: in steps; 0 only at the end.
     """
 
     data: D
@@ -87,6 +88,13 @@ class Run[D: Data]:
     validate: int = 4
     sample_every: int = 1000
 
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 0), ("micro", 1), ("validate", 0), ("log_every", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"run: {name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 <= self.ema < 1 or self.clip_grad <= 0:
+            raise UserError(f"run: ema {self.ema} must be in [0, 1) and clip_grad {self.clip_grad} above 0")
+
 
 def load(path: Path | str) -> Run:
     """The Run that a file in configs/ describes."""
@@ -94,7 +102,8 @@ def load(path: Path | str) -> Run:
     if not path.is_file():
         raise UserError(f"{path}: no such configuration; a run is a Python file with a function run() -> Run")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path}: not a Python file; a run is a Python file with a function run() -> Run")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     make = getattr(module, "run", None)

@@ -9,9 +9,11 @@ step number) alone: data, noise and times are keyed by the global index of each 
 splitting over processes change nothing.
 """
 
+import errno
 import math
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,24 +25,30 @@ from worldmodel import artifact, checkpoint
 from worldmodel.checkpoint import Role
 from worldmodel.ema import Ema
 from worldmodel.errors import UserError
-from worldmodel.models.autoencoder import Autoencoder
 from worldmodel.models.dit import DiT
-from worldmodel.models.world import WorldModel
 from worldmodel.objectives.base import Objective, Update
 from worldmodel.progress import Line, StopSignal
 from worldmodel.run import Run
 from worldmodel.serial import to_json
+
+Best = tuple[float, int]
+"""Lowest validation loss so far, and its step."""
 
 
 def train(run: Run) -> dict[str, float]:
     """Train to `run.steps` and return the last metrics; resumes from `run.out` if it holds a checkpoint.
 
     SIGTERM and Ctrl-C finish the step, save and return. A loss that is not finite, memory that runs out and a disk that
-    is full end with a UserError; the last good checkpoint stays.
+    is full end with a UserError; the last good checkpoint stays. The last two checkpoints and the best one are kept.
     """
-    if run.threads is not None:
-        torch.set_num_threads(run.threads)
+    with _advice(run), StopSignal() as stop:
+        return _train(run, stop)
+
+
+def _train(run: Run, stop: StopSignal) -> dict[str, float]:
     accelerator = _accelerator(run)
+    if run.threads is not None:  # after accelerate, which sets its own
+        torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
     model = artifact.build(run)
     if isinstance(model, DiT):
@@ -49,64 +57,58 @@ def train(run: Run) -> dict[str, float]:
             block.compile()
     wrapped, *optimizers = accelerator.prepare(model, *run.optimizer.build(model))
     objective = run.objective.build(wrapped, run.model, run.seed)
-    roles = {"model": Role(wrapped, optimizers, Ema(wrapped, run.ema) if run.ema else None)}
-    step, best = _resume(run, roles, objective)
+    roles = {"model": Role(wrapped, optimizers, Ema(model, run.ema) if run.ema else None)}
+    step, best, metrics = _resume(run, roles, objective)
 
-    main, metrics = accelerator.is_main_process, dict[str, float]()
-    line, stop = Line(main, run.steps, step), StopSignal()
-    for clips in run.data.batches(step, accelerator.process_index, accelerator.num_processes, run.micro):
-        if step >= run.steps:
-            break
-        started, rate = time.perf_counter(), run.schedule(step, run.steps)
-        clips = [clip.to(accelerator.device) for clip in clips]
-        try:
+    main = accelerator.is_main_process
+    with Line(main, run.steps, step) as line:
+        batches = run.data.batches(step, accelerator.process_index, accelerator.num_processes, run.micro)
+        while step < run.steps:
+            started, clips = time.perf_counter(), [clip.to(accelerator.device) for clip in next(batches)]
             for update in objective.updates(clips):
-                for name, value in apply(accelerator, roles[update.role], update, run, rate).items():
+                for name, value in apply(accelerator, roles[update.role], update, run, step).items():
                     metrics[f"{update.role}/{name}"] = value
-        except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"out of memory at step {step}: raise micro (now {run.micro}), turn on checkpointing (now "
-                f"{run.checkpointing}) or shorten the clips; `estimate` shows what a run needs ({error})"
-            ) from error
-        step += 1
-        frames = sum(clip.x.shape[0] * clip.x.shape[1] for clip in clips) * accelerator.num_processes
-        line.update(step, metrics, frames, time.perf_counter() - started)
-        asked = torch.tensor(stop.requested, device=accelerator.device)
-        stopping = bool(accelerator.reduce(asked.int(), "sum"))  # all ranks leave at the same step
+            step += 1
+            frames = sum(clip.x.shape[0] * clip.x.shape[1] for clip in clips) * accelerator.num_processes
+            line.update(step, metrics, frames, time.perf_counter() - started)
+            asked = torch.tensor(stop.requested, device=accelerator.device)
+            stopping = bool(accelerator.reduce(asked.int(), "sum"))  # all ranks leave at the same step
 
-        # Once in a while, and always at the end: log, validate, save, draw a sample.
-        last = stopping or step == run.steps
-        if last or step % run.log_every == 0:
-            accelerator.log({**metrics, "learning_rate": run.optimizer.lr * rate}, step=step)
-        if step == run.steps or step % run.validate_every == 0:
-            found = validate(run, objective, roles["model"])
-            accelerator.log(found, step=step)
-            metrics |= found
-            line.note(f"step {step}: " + "  ".join(f"{name} {value:.5f}" for name, value in metrics.items()))
-            best = min(best or (math.inf, step), (found["validation/loss"], step))
-        if last or step % run.save_every == 0:
-            files = checkpoint.tensors_of(roles)
-            if main:
-                previous = [int(folder.name.removeprefix("step_")) for folder in checkpoint.steps(run.out)[-1:]]
-                keep = [*previous, *([best[1]] if best else [])]
-                checkpoint.save(run.out, step, files, _state(run, objective, best, metrics), keep)
-                artifact.save(_made(run, files, step, metrics), run.out / "model")
-            accelerator.wait_for_everyone()
-        if main and (step == run.steps or step % run.sample_every == 0):
-            made = _made(run, checkpoint.tensors_of(roles), step, metrics)
-            artifact.look(made, run, run.out / "samples" / f"step_{step:08d}.mp4")
-        if stopping:
-            line.note(f"stopped at step {step}, saved; the same command continues")
-            break
-
-    line.close()
-    stop.close()
+            # Once in a while, and always at the end: log, validate, save, draw a sample.
+            last = stopping or step == run.steps
+            if last or step % run.log_every == 0:
+                accelerator.log(metrics, step=step)
+            if run.validate and (step == run.steps or _due(step, run.validate_every)):
+                found = validate(run, objective, roles["model"])
+                accelerator.log(found, step=step)
+                metrics |= found
+                line.note(f"step {step}: " + "  ".join(f"{name} {value:.5f}" for name, value in metrics.items()))
+                best = min(best or (math.inf, step), (found["validation/loss"], step))
+            save = last or _due(step, run.save_every) or (best is not None and best[1] == step)
+            look = step == run.steps or _due(step, run.sample_every)
+            if save or look:
+                files = checkpoint.tensors_of(roles)
+                if main:
+                    _keep(run, step, files, _state(run, objective, best, metrics), save, look)
+                accelerator.wait_for_everyone()
+            if stopping:
+                line.note(f"stopped at step {step}, saved; the same command continues")
+                break
     accelerator.end_training()
     return metrics
 
 
-def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, rate: float) -> dict[str, float]:
-    """Backpropagate an update's losses one after another, synchronise on the last, and step its role's optimizers."""
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, step: int) -> dict[str, float]:
+    """Backpropagate an update's losses one after another, synchronise on the last, and step its role's optimizers.
+
+    step: the update leads from this step to the next one. A loss that is not finite is a UserError before any weight
+    has changed.
+    """
+    rate = run.optimizer.lr * run.schedule(step, run.steps)
     total = torch.zeros((), device=accelerator.device)
     losses = iter(update.losses)
     for i in range(update.count):
@@ -119,24 +121,24 @@ def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, rate: 
     mean: Tensor = accelerator.reduce(total, "mean")
     if not (math.isfinite(mean.item()) and math.isfinite(float(norm))):
         raise UserError(
-            f"the loss is {mean.item()} and its gradient norm {float(norm)}: lower the learning rate (now "
-            f"{run.optimizer.lr}) or clip_grad (now {run.clip_grad}); {checkpoint.last(run.out)}"
+            f"the loss is {mean.item()} and its gradient norm {float(norm)} at step {step}: lower the learning rate "
+            f"(now {run.optimizer.lr}) or clip_grad (now {run.clip_grad}); {checkpoint.last(run.out)}"
         )
     for optimizer in role.optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = run.optimizer.lr * rate
+            group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if role.ema is not None:
-        role.ema.update(role.model)
+        role.ema.update()
     others = {name: float(accelerator.reduce(value, "mean")) for name, value in update.metrics.items()}
-    return {"loss": mean.item(), "grad_norm": float(norm), **others}
+    return {"loss": mean.item(), "grad_norm": float(norm), "learning_rate": rate, **others}
 
 
 def validate(run: Run, objective: Objective, role: Role) -> dict[str, float]:
     """Mean of the objective's held-out losses, with the averaged weights where there are any."""
     values: dict[str, list[float]] = {}
-    with role.ema.applied(role.model) if role.ema else nullcontext():
+    with role.ema.applied() if role.ema else nullcontext():
         device = next(role.model.parameters()).device
         for clip in run.data.validation_batches(run.validate):
             for name, value in objective.validate(clip.to(device)).items():
@@ -145,6 +147,10 @@ def validate(run: Run, objective: Objective, role: Role) -> dict[str, float]:
 
 
 def _accelerator(run: Run) -> Accelerator:
+    try:
+        run.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{run.out}: cannot be made ({error.strerror})") from error
     folders = ProjectConfiguration(project_dir=str(run.out), logging_dir=str(run.out / "tensorboard"))
     precision = {"fp32": "no", "bf16": "bf16"}[run.precision]
     cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -153,7 +159,42 @@ def _accelerator(run: Run) -> Accelerator:
     return accelerator
 
 
-def _state(run: Run, objective: Objective, best: tuple[float, int] | None, metrics: dict[str, float]) -> dict[str, Any]:
+@contextmanager
+def _advice(run: Run) -> Iterator[None]:
+    """Turn what a user can do something about into one line: memory that runs out, a full disk."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError, with no type of its own on CPUs
+        first = str(error).split("\n")[0]
+        if isinstance(error, RuntimeError) and "out of memory" not in first and "can't allocate memory" not in first:
+            raise
+        raise UserError(
+            f"out of memory: raise micro (now {run.micro}), turn on checkpointing (now {run.checkpointing}) or shorten "
+            f"the clips; `estimate` shows what a run needs; {checkpoint.last(run.out)} ({first})"
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(f"{run.out}: {error.strerror}; {checkpoint.last(run.out)}") from error
+
+
+def _keep(
+    run: Run, step: int, files: dict[str, dict[str, Tensor]], state: dict[str, Any], save: bool, look: bool
+) -> None:
+    """Write what is due at a step: the model so far with its checkpoint, a sample."""
+    checkpoint.check_finite(run.out, step, files)
+    average = {name: value for name, value in files.get("model.ema", {}).items() if name != "updates"}
+    card = {"step": step, "seed": run.seed, "weights": "averaged" if average else "last", "metrics": state["metrics"]}
+    made = artifact.make(run, {**files["model"], **average}, card)
+    if save:  # the model first: once the checkpoint of the last step is there, so is what the run was for
+        artifact.save(made, run.out / "model")
+        newest = [int(folder.name.removeprefix("step_")) for folder in checkpoint.steps(run.out)[-1:]]
+        checkpoint.save(run.out, step, files, state, [*newest, *([state["best"][1]] if state["best"] else [])])
+    if look:
+        artifact.look(made, run, run.out / "samples" / f"step_{step:08d}.mp4")
+
+
+def _state(run: Run, objective: Objective, best: Best | None, metrics: dict[str, float]) -> dict[str, Any]:
     """What a checkpoint holds besides tensors: the data it saw, its action range, where it stands."""
     return {
         "model": to_json(run.model),
@@ -166,25 +207,16 @@ def _state(run: Run, objective: Objective, best: tuple[float, int] | None, metri
     }
 
 
-def _resume(run: Run, roles: dict[str, Role], objective: Objective) -> tuple[int, tuple[float, int] | None]:
-    """The step to go on from, and the best validation loss so far with its step."""
+def _resume(run: Run, roles: dict[str, Role], objective: Objective) -> tuple[int, Best | None, dict[str, float]]:
+    """The step to go on from, the best validation loss so far, and the last metrics."""
     found = checkpoint.steps(run.out)
     if not found:
-        return 0, None
+        return 0, None, {}
     folder, state = found[-1], checkpoint.read_state(found[-1])
-    for key, own in (("model", run.model), ("actions", run.data.action_spec), ("split", None)):
-        expected = run.data.split if key == "split" else to_json(own)
-        if state.get(key) != expected:
+    own = _state(run, objective, None, {})
+    for key in ("model", "actions", "split", "seed"):
+        if state.get(key) != own[key]:
             raise UserError(f"{folder / 'state.json'}: '{key}' differs from this run's; choose another out folder")
     checkpoint.restore(folder, roles)
     objective.load_state_dict(state["objective"])
-    return state["step"], tuple(state["best"]) if state["best"] else None
-
-
-def _made(
-    run: Run, files: dict[str, dict[str, Tensor]], step: int, metrics: dict[str, float]
-) -> WorldModel | Autoencoder:
-    """What the run has made so far, with averaged weights where there are any."""
-    average = {name: value for name, value in files.get("model.ema", {}).items() if name != "updates"}
-    card = {"step": step, "seed": run.seed, "weights": "averaged" if average else "last", "metrics": metrics}
-    return artifact.make(run, {**files["model"], **average}, card)
+    return state["step"], tuple(state["best"]) if state["best"] else None, state["metrics"]

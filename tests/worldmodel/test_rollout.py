@@ -164,12 +164,16 @@ def test_step_is_the_loop(model, clip):
     assert torch.equal(torch.cat(out, 1), whole)
 
 
+def played(controller):
+    return list(iter(lambda: controller(None), None))
+
+
 def test_replay():
     control = small_clip(small_dit(), frames=10).control
-    pieces = list(iter(lambda c=replay(control, 2): c(None), None))
+    pieces = played(replay(control, 2))
     assert [p.length for p in pieces] == [2] * 5
     assert torch.equal(torch.cat([p.action for p in pieces], 1), control.action)
-    ahead = list(iter(lambda c=replay(control, 2, lookahead=2): c(None), None))
+    ahead = played(replay(control, 2, lookahead=2))
     assert [p.length for p in ahead] == [6] * 3
     assert torch.equal(ahead[2].action, control.action[:, 4:10])
     assert replay(control.frames(0, 9), 4)(None).length == 4  # a rest that is no chunk is left out

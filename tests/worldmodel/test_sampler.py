@@ -12,7 +12,7 @@ from torch import Tensor
 from worldmodel import flow, noise
 from worldmodel.chunk import ActionControl
 from worldmodel.errors import UserError
-from worldmodel.memory import FullConfig
+from worldmodel.memory import FullConfig, Geometry
 from worldmodel.sampler import Euler, FewStep, FirstChunks, Heun, Pipelined, draw, guided, with_steps
 from worldmodel.serial import from_json, to_json
 from worldmodel.state import State
@@ -210,9 +210,7 @@ def test_pipelined_rows_start_on_their_own():
     """A row that is reset in mid-stream makes what a fresh stream makes; the others do not notice."""
     c, sampler = control(frames=20), Pipelined(chunks=2, steps=4)
     _, s = stream(sampler, Gaussian(), c, state(), 3)
-    memory = FullConfig().empty(
-        type("G", (), {"layers": 1, "heads": 1, "head_dim": 2, "tokens": 1}), 3, torch.zeros(())
-    )
+    memory = FullConfig().empty(Geometry(layers=1, heads=1, head_dim=2, tokens=1), 3, torch.zeros(()))
     seed = torch.tensor([0, 77, 0])
     fresh = replace(s, memory=memory).reset(torch.tensor([False, True, False]), seed)
     after, _ = stream(sampler, Gaussian(), c.frames(6, 20), fresh, 4)

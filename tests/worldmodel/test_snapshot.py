@@ -14,6 +14,7 @@ from worldmodel.rollout import replay, rollout, start
 from worldmodel.sampler import Euler, Pipelined
 from worldmodel.session import restore, snapshot
 
+EULER = Euler(steps=2)
 WINDOW = WindowConfig(sink=2, ring=4)
 SEEDS = torch.tensor([2**62 + 1, 5])
 
@@ -34,7 +35,7 @@ def go_on(model, sampler, control, state):
     return torch.cat([chunk.x for chunk, _ in made], 1), made[-1][1]
 
 
-def begun(model, clip, memory, sampler=Euler(steps=2)):
+def begun(model, clip, memory, sampler=EULER):
     """A stream in the middle, with one row at rest."""
     with torch.no_grad():
         state = start(model, memory, SEEDS, clip.frames(0, 4))
@@ -42,7 +43,7 @@ def begun(model, clip, memory, sampler=Euler(steps=2)):
     return state.reset(torch.tensor([True, False]), torch.tensor([7, 0]))
 
 
-@pytest.mark.parametrize("sampler", [Euler(steps=2), Pipelined(chunks=2, steps=2)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("sampler", [EULER, Pipelined(chunks=2, steps=2)], ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("memory", [FullConfig(), WINDOW], ids=str)
 def test_goes_on_bit_for_bit(model, clip, memory, sampler, tmp_path):
     state = begun(model, clip, memory, sampler)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 class Update:
     """One optimizer step of one role.
 
-    `losses` yields `count` scalars; each is backpropagated as it comes, so that only one graph lives at a time. Their sum is
-    the loss. `metrics` is read after the last of them.
+    `losses` yields `count` scalars; each is backpropagated as it comes, so that only one graph lives at a time. Their
+    sum is the loss. `metrics` is read after the last of them.
     """
 
     role: str

@@ -47,6 +47,10 @@ class FlowMatching:
     def __post_init__(self) -> None:
         if not 0 <= self.context_noise < 1 or not 0 <= self.drop <= 1:
             raise UserError(f"flow matching: context_noise {self.context_noise} and drop {self.drop} must be in [0, 1)")
+        if self.shift <= 0 or self.std < 0 or self.context < 0:
+            raise UserError(
+                f"flow matching: shift {self.shift} must be above 0, std {self.std} and context {self.context} not less"
+            )
 
     def build(self, model: nn.Module, config: DiTConfig, seed: int) -> "FlowMatchingObjective":
         """model: the DiT of `config`, or a wrapper of it that forwards (mode, ...). seed: of the run."""
@@ -73,6 +77,11 @@ class FlowMatchingObjective:
     def loss(self, clip: Clip[ActionControl]) -> Tensor:
         """Mean squared velocity error [] over the chunks after the context."""
         x, cfg = clip.x, self.cfg
+        if x.shape[1] % self.chunk or x.shape[1] <= cfg.context * self.chunk:
+            raise UserError(
+                f"flow matching: clips of {x.shape[1]} frames must be chunks of {self.chunk}, more than the "
+                f"{cfg.context} that are only context"
+            )
         seed = noise.row_seed(self.seed, clip.index)
         frames = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         eps = noise.normal(seed, frames, NOISE, tuple(x.shape[2:]))
@@ -82,10 +91,13 @@ class FlowMatchingObjective:
         if cfg.drop:
             kept = noise.uniform(seed, frames[:, :1], DROP) >= cfg.drop
             control = replace(control, has_action=control.has_action & kept)
-        history = self._history(x, seed, frames) if cfg.chunk_noise == "teacher" else None
-        v = self.roles["model"]("clip", x_t, t, control, history)
-        error = (v.float() - flow.velocity(x, eps)).square()
-        return error[:, cfg.context * self.chunk :].mean()
+        first = cfg.context * self.chunk
+        if cfg.chunk_noise == "teacher":  # no chunk sees the last one's history, and context chunks are not made
+            history = self._history(x[:, : -self.chunk], seed, frames[:, : -self.chunk])
+            v = self.roles["model"]("clip", x_t[:, first:], t[:, first:], control, history)
+        else:
+            v = self.roles["model"]("clip", x_t, t, control, None)[:, first:]
+        return (v.float() - flow.velocity(x, eps)[:, first:]).square().mean()
 
     def _history(self, x: Tensor, seed: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         level = torch.zeros(x.shape[:2], device=x.device)

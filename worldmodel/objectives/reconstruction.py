@@ -1,4 +1,8 @@
-"""Train the small autoencoder on pixels: the objective around `reconstruction_loss`."""
+"""Train the small autoencoder on pixels: the objective around `reconstruction_loss`.
+
+Its noise is keyed by the first sample of a micro-batch and its moments are those of a micro-batch: a resumed run is
+exact, but other micro-batches or another number of processes are another run.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from worldmodel import noise
 from worldmodel.chunk import Clip
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.objectives.autoencoder import ReconstructionWeights, psnr, reconstruction_loss
 from worldmodel.objectives.base import Update
-
-VALIDATION = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,8 @@ class ReconstructionObjective:
         return {"loss": (made - frames).abs().mean(), "psnr": psnr(made, frames)}
 
     def _loss(self, clip: Clip) -> Tensor:
-        rng = torch.Generator(clip.x.device).manual_seed(self.seed * VALIDATION + int(clip.index[0]))
+        seed = int(noise.row_seed(self.seed, clip.index[:1]))
+        rng = torch.Generator(clip.x.device).manual_seed(seed)
         model: Any = self.roles["model"]
         return reconstruction_loss(model, clip.x, rng, self.cfg.weights)[0]
 
