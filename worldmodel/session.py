@@ -1,7 +1,8 @@
 """The state of a batch of streams as one file: a session that was stopped goes on exactly where it was.
 
-A safetensors file: `frame`, `seed`, `active`, the memory's own tensors as `memory.NAME`, what a sampler has begun as
-`pending.x` and `pending.ready`; format version and memory configuration are in its metadata under "worldmodel".
+A safetensors file: `frame`, `seed`, `active`, the newest frame as `last`, the memory's own tensors as `memory.NAME`,
+what a sampler has begun as `pending.x` and `pending.ready`; format version and memory configuration are in its metadata
+under "worldmodel".
 """
 
 import json
@@ -29,6 +30,8 @@ def snapshot(state: State, memory: FullConfig | WindowConfig, path: Path) -> Non
     tensors |= {f"memory.{name}": tensor for name, tensor in state.memory.tensors().items()}
     if state.pending is not None:
         tensors |= {"pending.x": state.pending.x, "pending.ready": state.pending.ready}
+    if state.last is not None:
+        tensors["last"] = state.last
     about = {"format": FORMAT, "memory": to_json(memory)}
     separate = {name: tensor.clone() for name, tensor in tensors.items()}  # the file holds no two views of one storage
     write_tensors(separate, path, {"worldmodel": json.dumps(about)})
@@ -50,7 +53,7 @@ def restore(path: Path, memory: FullConfig | WindowConfig, device: torch.device 
     tensors = read_tensors(path, str(device))
     try:
         frame, seed, active = (tensors[name] for name in ("frame", "seed", "active"))
-        state = State(_memory(tensors, memory), frame, seed, active, _pending(tensors))
+        state = State(_memory(tensors, memory), frame, seed, active, _pending(tensors), tensors.get("last"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except KeyError as error:

@@ -31,6 +31,7 @@ class State:
     seed: Tensor  # [B] int64
     active: Tensor  # [B] bool; inactive rows neither advance nor remember
     pending: Pending | None = None
+    last: Tensor | None = None  # [B, ...] the newest finished frame; None, or zeros in a row, before there is one
 
     @property
     def batch(self) -> int:
@@ -38,22 +39,43 @@ class State:
 
     def select(self, rows: Tensor) -> "State":
         """A copy of the rows of an index tensor [B'] int64."""
-        pending = None if self.pending is None else self.pending.select(rows)
-        return State(self.memory.select(rows), self.frame[rows], self.seed[rows], self.active[rows], pending)
+        return self._rows(rows, self.memory.select(rows))
 
     def fork(self, n: int) -> "State":
         """n continuations of every row, [B] -> [B * n]; they share a seed until you give them their own."""
         rows = torch.arange(self.batch, device=self.frame.device).repeat_interleave(n)
+        return self._rows(rows, self.memory.fork(n))
+
+    def _rows(self, rows: Tensor, memory: Memory) -> "State":
         pending = None if self.pending is None else self.pending.select(rows)
-        return State(self.memory.fork(n), self.frame[rows], self.seed[rows], self.active[rows], pending)
+        last = None if self.last is None else self.last[rows]
+        return State(memory, self.frame[rows], self.seed[rows], self.active[rows], pending, last)
 
     def reset(self, rows: Tensor, seed: Tensor) -> "State":
         """Rows of a mask [B] bool start anew with the given seeds [B]; the others stay bit for bit what they were."""
         pending = None if self.pending is None else replace(self.pending, ready=self.pending.ready & ~rows)
+        last = None if self.last is None else self.last.masked_fill(_wide(rows, self.last), 0)
         frame, seed = self.frame.masked_fill(rows, 0), torch.where(rows, seed, self.seed)
-        return State(self.memory.reset(rows), frame, seed, self.active | rows, pending)
+        return State(self.memory.reset(rows), frame, seed, self.active | rows, pending, last)
+
+    def advance(self, memory: Memory, x: Tensor, executed: Tensor) -> "State":
+        """Past a finished chunk x [B, K, ...] that `memory` holds, of which executed [B] frames (>= 1) were used.
+
+        Inactive rows stay where they are.
+        """
+        order = torch.arange(self.batch, device=x.device)
+        newest = x[order, executed - 1]
+        before = torch.zeros_like(newest) if self.last is None else self.last
+        last = torch.where(_wide(self.active, newest), newest, before)
+        frame = self.frame + torch.where(self.active, executed, torch.zeros_like(executed))
+        return replace(self, memory=memory, frame=frame, last=last)
 
     def to(self, device: torch.device | str) -> "State":
         pending = None if self.pending is None else Pending(self.pending.x.to(device), self.pending.ready.to(device))
+        last = None if self.last is None else self.last.to(device)
         frame, seed, active = (t.to(device) for t in (self.frame, self.seed, self.active))
-        return State(self.memory.to(device), frame, seed, active, pending)
+        return State(self.memory.to(device), frame, seed, active, pending, last)
+
+
+def _wide(rows: Tensor, like: Tensor) -> Tensor:
+    return rows.reshape(-1, *(1,) * (like.ndim - 1))

@@ -8,7 +8,7 @@ Shape letters: B rows, F frames in this call, K frames in a chunk, C H W latent 
 frame, D width of the model, A packed action size, N remembered tokens, L layers, h heads.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -35,7 +35,10 @@ class DiTConfig:
     channels, size: the latent's C and (H, W). patch: side of the square patch that becomes one token. chunk: K.
     actions: packed action size A, 0 for none. text: width of the text features, 0 for none; text_tokens: length of the
     model's own text, used where a control brings none, 0 if every control must bring one. rank: rank of the per-layer
-    modulation residual, 0 for none. learned_position adds a learned embedding per token of the grid.
+    modulation residual, 0 for none. learned_position adds a learned embedding per token of the grid. anchor: the newest
+    finished frame before a chunk is a second input of each of its frames, concatenated to the noisy one, as DIAMOND
+    (2405.12399) and image-to-video models concatenate their context; a small model learns to move it much sooner than
+    to find it through attention.
     """
 
     channels: int
@@ -53,6 +56,7 @@ class DiTConfig:
     rank: int = 0
     time_width: int = 256
     learned_position: bool = True
+    anchor: bool = False
     qk_norm: QKNorm = "head"
     pairing: Pairing = "half"
     theta: float = 10000.0
@@ -94,6 +98,7 @@ class Prepared:
     past: Context | None
     mask: Tensor | None  # [B or 1, 1, F * n, N + F * n] bool
     text: tuple[tuple[Tensor, Tensor], ...] | None  # per layer
+    last: Tensor | None = None  # [B, C, H, W] the frame before the first
 
 
 class DiT(nn.Module):
@@ -106,7 +111,7 @@ class DiT(nn.Module):
             dim=cfg.dim, heads=cfg.heads, hidden=cfg.hidden, mlp=cfg.mlp, qk_norm=cfg.qk_norm, pairing=cfg.pairing,
             text=cfg.text > 0, rank=cfg.rank, eps=cfg.eps,
         )  # fmt: skip
-        self.patch_in = nn.Linear(cfg.channels * cfg.patch**2, cfg.dim)
+        self.patch_in = nn.Linear(cfg.channels * cfg.patch**2 * (2 if cfg.anchor else 1), cfg.dim)
         if cfg.learned_position:
             self.position = nn.Parameter(torch.zeros(cfg.grid[0] * cfg.grid[1], cfg.dim))
         self.time = nn.Sequential(nn.Linear(cfg.time_width, cfg.dim), nn.SiLU(), nn.Linear(cfg.dim, cfg.dim))
@@ -177,7 +182,7 @@ class DiT(nn.Module):
         n = self.cfg.geometry.tokens
         seen = past.valid[:, None, None, :].expand(-1, 1, control.length * n, -1)
         here = inside[None, None].expand(control.batch, 1, -1, -1)
-        return self._prepare(control, frames, past, torch.cat((seen, here), -1))
+        return replace(self._prepare(control, frames, past, torch.cat((seen, here), -1)), last=state.last)
 
     def velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
         """Velocity [B, F, C, H, W] of noisy frames x_t [B, F, C, H, W] at flow times t [B, F]. Writes nothing."""
@@ -198,22 +203,32 @@ class DiT(nn.Module):
     def clip(
         self, x_t: Tensor, t: Tensor, control: ActionControl, history: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Velocity of every chunk of a clip in one pass: training, and the reference for cached rollouts.
+        """Velocity of many chunks of a clip in one pass: training, and the reference for cached rollouts.
 
-        x_t: [B, T, C, H, W] at t [B, T], T a multiple of the chunk. Without `history`, chunk i sees chunks 0..i of x_t
-        (diffusion forcing). With history = (x_h [B, T, C, H, W], t_h [B, T]), chunk i sees its own x_t and chunks
-        0..i-1 of x_h (teacher forcing). Returns [B, T, C, H, W].
+        control covers a clip of T frames, a multiple of the chunk. Without `history`, x_t [B, T, C, H, W] at flow times
+        t [B, T] is the whole clip and chunk i sees chunks 0..i of it (diffusion forcing). With history = (x_h
+        [B, P, C, H, W], t_h [B, P]), the clip's first P frames, x_t [B, F, C, H, W] is its last F, and chunk i sees its
+        own x_t and chunks 0..i-1 of x_h (teacher forcing). Returns a velocity for every frame of x_t.
         """
-        frames = torch.arange(x_t.shape[1], device=x_t.device).expand(x_t.shape[:2])
-        causal = self._block_causal(x_t.shape[1], x_t.device)
+        length, made = control.length, x_t.shape[1]
+        order = torch.arange(length, device=x_t.device)
+        frames = order.expand(x_t.shape[0], -1)
+        chunk = self._chunk_of(length, x_t.device)
         if history is None:
-            return self._run(x_t, t, self._prepare(control, frames, None, causal[None, None]))[0]
-        own = self._same_chunk(x_t.shape[1], x_t.device)
-        mask = torch.cat((torch.cat((causal, torch.zeros_like(own)), 1), torch.cat((causal & ~own, own), 1)), 0)
-        twice = ActionControl(control.action.repeat(1, 2, 1), control.has_action.repeat(1, 2), control.text)
-        prepared = self._prepare(twice, frames.repeat(1, 2), None, mask[None, None])
-        v = self._run(torch.cat((history[0], x_t), 1), torch.cat((history[1], t), 1), prepared)[0]
-        return v[:, x_t.shape[1] :]
+            mask = chunk[:, None] >= chunk[None]
+            return self._run(x_t, t, self._prepare(control, frames, None, mask[None, None]))[0]
+        past, n = history[0].shape[1], self.cfg.geometry.tokens
+        then, now = chunk[: past * n], chunk[(length - made) * n :]
+        nothing = torch.zeros(len(then), len(now), dtype=torch.bool, device=x_t.device)
+        seen_then = torch.cat((then[:, None] >= then[None], nothing), 1)
+        seen_now = torch.cat((now[:, None] > then[None], now[:, None] == now[None]), 1)
+        both = torch.cat((order[:past], order[length - made :]))
+        twice = ActionControl(control.action[:, both], control.has_action[:, both], control.text)
+        prepared = self._prepare(twice, frames[:, both], None, torch.cat((seen_then, seen_now))[None, None])
+        before = self._anchors(history[0], None), self._anchors(history[0], None, after=True)[:, length - made : length]
+        x = torch.cat((history[0], x_t), 1)
+        v = self._run(x, torch.cat((history[1], t), 1), prepared, anchors=torch.cat(before, 1))[0]
+        return v[:, past:]
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -225,10 +240,6 @@ class DiT(nn.Module):
     def _block_causal(self, frames: int, device: torch.device) -> Tensor:
         chunk = self._chunk_of(frames, device)
         return chunk[:, None] >= chunk[None]
-
-    def _same_chunk(self, frames: int, device: torch.device) -> Tensor:
-        chunk = self._chunk_of(frames, device)
-        return chunk[:, None] == chunk[None]
 
     def _prepare(self, control: ActionControl, frames: Tensor, past: Context | None, mask: Tensor) -> Prepared:
         action = modulation = text = None
@@ -245,11 +256,19 @@ class DiT(nn.Module):
             text = tuple(block.cross.keys_values(features) for block in self.blocks)
         return Prepared(action, modulation, self.rope.table(frames), past, mask, text)
 
+    def _anchors(self, x: Tensor, last: Tensor | None, after: bool = False) -> Tensor:
+        """For every frame of x [B, F, ...], the last frame before its chunk; `after` adds those of one chunk more."""
+        first = torch.zeros_like(x[:, :1]) if last is None else last[:, None].to(x.dtype)
+        ends = torch.cat((first, x[:, self.cfg.chunk - 1 :: self.cfg.chunk]), 1)
+        return (ends if after else ends[:, :-1]).repeat_interleave(self.cfg.chunk, 1)
+
     def _run(
-        self, x: Tensor, t: Tensor, prepared: Prepared, keep: bool = False
+        self, x: Tensor, t: Tensor, prepared: Prepared, keep: bool = False, anchors: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """The velocity and, with `keep`, every layer's keys and values, which checkpointing could not free."""
         p = self.cfg.patch
+        if self.cfg.anchor:
+            x = torch.cat((x, self._anchors(x, prepared.last) if anchors is None else anchors), 2)
         h = self.patch_in(rearrange(x, "b f c (i p) (j q) -> b f (i j) (c p q)", p=p, q=p))
         if self.cfg.learned_position:
             h = h + self.position

@@ -68,8 +68,8 @@ class FlowMatchingObjective:
         yield Update("model", (self.loss(clip) / len(clips) for clip in clips), len(clips))
 
     def validate(self, clip: Clip[ActionControl]) -> dict[str, Tensor]:
-        """The teacher-forced loss without dropped actions, whatever the training noise: comparable between runs."""
-        cfg = replace(self.cfg, chunk_noise="teacher", context_noise=0.0, drop=0.0)
+        """The teacher-forced loss at plain logit-normal times, whatever the training noise: comparable between runs."""
+        cfg = FlowMatching(chunk_noise="teacher", drop=0.0, context=self.cfg.context)
         held_out = FlowMatchingObjective(cfg, self.roles["model"], self.chunk, self.seed + VALIDATION)
         with torch.no_grad():
             return {"loss": held_out.loss(clip)}
