@@ -20,12 +20,14 @@ from worldmodel.sampler import Euler
 
 def run() -> Run:
     return Run(
-        data=LatentClips(path=(Path("runs/data/doom_latents"),), length=24, batch=8, validation=0.05),
-        model=DiTConfig(channels=8, size=(8, 8), chunk=4, dim=192, depth=6, heads=6, hidden=768, actions=3, rank=16),
-        objective=FlowMatching(chunk_noise="teacher", context_noise=0.3, drop=0.1, context=1),
-        optimizer=Muon(lr=2e-3),
+        data=LatentClips(path=(Path("runs/data/doom_latents"),), length=12, batch=16, validation=0.05),
+        model=DiTConfig(
+            channels=8, size=(8, 8), chunk=2, dim=192, depth=6, heads=6, hidden=768, actions=3, rank=16, anchor=True
+        ),
+        objective=FlowMatching(chunk_noise="teacher", context_noise=0.3, mean=0.7, drop=0.1, context=1),
+        optimizer=Muon(lr=1.5e-3),
         schedule=Schedule(shape="cosine", warmup=100, floor=0.02),
-        stream=StreamConfig(memory=WindowConfig(sink=0, ring=20), sampler=Euler(steps=6), context_time=0.05),
+        stream=StreamConfig(memory=WindowConfig(sink=0, ring=10), sampler=Euler(steps=4), context_time=0.05),
         out=Path("runs/doom"),
         steps=4000,
         ema=0.998,
