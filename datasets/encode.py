@@ -66,11 +66,12 @@ class Encoding:
     size: tuple[int, int]
     out: Path
     info: LatentsInfo
+    lengths: dict[int, int]  # pixel frames of each episode
     device: str
 
     def episode(self, tokenizer: Tokenizer, index: int, advance: Callable[[int], None]) -> None:
         """Encode one episode and write its file. `advance` is told of pixel frames as they are done."""
-        info, length = self.info, self.recordings.episodes[index]
+        info, length = self.info, self.lengths[index]
         used = 1 + (info.episodes[index] - 1) * info.temporal
         pictures = (fit(frame, *self.size) for frame in islice(self.recordings.frames(index, self.camera), used))
         latents = np.concatenate(list(_encoded(tokenizer, pictures, self.device, advance)))
@@ -139,12 +140,10 @@ def encode_recordings(
         save_tokenizer(model, beside)
         beside.rename(out / TOKENIZER)
     missing = [index for index in info.episodes if not is_written(out, info, index)]
-    frames = {index: recordings.episodes[index] for index in missing}
+    left, total = sum(encoding.lengths[index] for index in missing), sum(encoding.lengths.values())
     if workers is None:
-        few = device != "cpu" or sum(frames.values()) < WORTH_PROCESSES
-        workers = 1 if few else min(len(missing), os.cpu_count() or 1)
-    total = sum(recordings.episodes.values())
-    with progress_bar("encode", total, total - sum(frames.values())) as advance:
+        workers = 1 if device != "cpu" or left < WORTH_PROCESSES else min(len(missing), os.cpu_count() or 1)
+    with progress_bar("encode", total, total - left) as advance:
         if workers <= 1:
             _encode_here(encoding, model, missing, advance)
         else:
@@ -175,6 +174,7 @@ def _plan(
         )
     if model.temporal > 1 and not isinstance(model, StreamEncoder):
         raise UserError(f"{type(model).__name__}: encodes {model.temporal} frames at a time, but not piece by piece")
+    lengths = recordings.episodes
     info = LatentsInfo(
         tokenizer=type(model).__name__,
         sha256=weights_digest(model),  # pyright: ignore[reportArgumentType]
@@ -185,9 +185,9 @@ def _plan(
         action_names=names,
         source=str(recordings.path),
         camera=camera,
-        episodes={index: 1 + (n - 1) // model.temporal for index, n in recordings.episodes.items()},
+        episodes={index: 1 + (n - 1) // model.temporal for index, n in lengths.items()},
     )
-    return Encoding(recordings, camera, (height, width), out, info, device)
+    return Encoding(recordings, camera, (height, width), out, info, lengths, device)
 
 
 @torch.no_grad()

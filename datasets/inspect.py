@@ -83,6 +83,8 @@ def examine(path: Path, deep: bool = False) -> Report:
         return _run(path)
     if (path / "config.json").is_file():
         return _model(path)
+    if (path / "model_index.json").is_file():
+        return _pipeline(path)
     return _videos(path, deep)
 
 
@@ -238,6 +240,15 @@ def _model(path: Path) -> Report:
         "pixel frames per latent frame": tokenizer.temporal,
     }
     report.next = f"worldmodel encode DATA --tokenizer {path} --out DATA_latents"
+    return report
+
+
+def _pipeline(path: Path) -> Report:
+    index = read_json(path / "model_index.json")
+    report = Report(str(path), f"diffusers pipeline {index.get('_class_name')}")
+    report.facts = {"parts": [name for name in index if not name.startswith("_") and (path / name).is_dir()]}
+    vae = path / "vae"
+    report.next = f"worldmodel encode DATA --tokenizer {vae} --out DATA_latents" if vae.is_dir() else ""
     return report
 
 

@@ -75,7 +75,7 @@ class LeRobotRecordings:
 
     @property
     def episodes(self) -> dict[int, int]:
-        return {index: int(row["length"]) for index, row in self.rows.items()}
+        return {index: self._length(index) for index in self.rows}
 
     def size(self, episode: int, camera: str) -> tuple[int, int]:
         return self.cameras[camera]
@@ -99,7 +99,7 @@ class LeRobotRecordings:
 
     def actions(self, episode: int) -> NDArray[np.float32]:
         if not self.action_names:
-            return np.zeros((self.episodes[episode], 0), np.float32)
+            return np.zeros((self._length(episode), 0), np.float32)
         path, table = self._table(episode, [ACTION])
         where = f"{path}: episode {episode}"
         try:
@@ -107,7 +107,7 @@ class LeRobotRecordings:
         except (ValueError, TypeError) as error:
             raise UserError(f"{where}: actions of different shapes ({error})") from error
         values = values[:, None] if values.ndim == 1 else values
-        actions = check_actions(values, self.action_names, self.episodes[episode], where, "the episode")
+        actions = check_actions(values, self.action_names, self._length(episode), where, "the episode")
         self.statistics.compare(actions, where)
         return actions
 
@@ -142,6 +142,9 @@ class LeRobotRecordings:
         features = self.info["features"].items()
         return {key: f for key, f in features if f.get("dtype") in ("video", "image") and not _is_depth(f)}
 
+    def _length(self, episode: int) -> int:
+        return int(self.rows[episode]["length"])
+
     def _table(self, episode: int, columns: list[str]) -> tuple[Path, pa.Table]:
         """The rows of an episode in order, checked to be complete and on time."""
         row = self.rows[episode]
@@ -149,7 +152,7 @@ class LeRobotRecordings:
         path = self.path / self.info["data_path"].format(**place)
         wanted = [*columns, "frame_index", "timestamp"]
         table = read_parquet(path, wanted, [("episode_index", "=", episode)]).sort_by("frame_index")
-        where, length = f"{path}: episode {episode}", self.episodes[episode]
+        where, length = f"{path}: episode {episode}", self._length(episode)
         found = table["frame_index"].to_numpy()
         missing = np.flatnonzero(found[:length] != np.arange(length)[: len(found)])
         if len(found) != length or len(missing):

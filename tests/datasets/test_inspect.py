@@ -124,6 +124,15 @@ def test_tokenizer_and_world_model(tmp_path, tokenizer):
     assert "model.safetensors" in examine(weights).problems[0]
 
 
+def test_pipeline_of_diffusers(tmp_path):
+    (tmp_path / "wan" / "vae").mkdir(parents=True)
+    index = {"_class_name": "WanPipeline", "vae": ["diffusers", "AutoencoderKLWan"], "text_encoder": ["x", "y"]}
+    (tmp_path / "wan" / "model_index.json").write_text(json.dumps(index))
+    report = examine(tmp_path / "wan")
+    assert (report.kind, report.facts) == ("diffusers pipeline WanPipeline", {"parts": ["vae"]})
+    assert f"--tokenizer {tmp_path / 'wan' / 'vae'}" in report.next
+
+
 def test_checkpoints_of_a_run(tmp_path):
     from safetensors.torch import save_file
 

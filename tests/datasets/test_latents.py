@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from worldmodel.actions import ActionSpec
 from worldmodel.chunk import ActionControl, Clip
+from worldmodel.datasets import latent_files
 from worldmodel.datasets.latent_files import (
     Latents,
     LatentsInfo,
@@ -21,7 +22,7 @@ from worldmodel.datasets.latent_files import (
     write_episode,
     write_info,
 )
-from worldmodel.datasets.latents import LatentClips
+from worldmodel.datasets.latents import TRAIN, LatentClips, _draws
 from worldmodel.errors import UserError
 
 LENGTHS = {0: 9, 1: 30, 3: 5, 7: 21, 12: 40, 13: 6, 20: 17, 21: 11}  # indices with gaps, as after a deletion
@@ -294,9 +295,27 @@ def test_latents_that_are_not_finite_in_float16(tmp_path):
         write_episode(tmp_path, 0, latents, None)
 
 
+def test_full_disk(tmp_path, monkeypatch):
+    def full(tensors, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(latent_files, "save_file", full)
+    with pytest.raises(UserError, match=r"000000\.safetensors: could not be written .*No space left"):
+        write_episode(tmp_path, 0, latents_of(0, 5), None)
+    assert not list((tmp_path / "episodes").iterdir())
+
+
 def test_digest_is_of_names_and_values():
     torch.manual_seed(0)
     a, b = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
     assert weights_digest(a) != weights_digest(b)
     b.load_state_dict(a.state_dict())
     assert weights_digest(a) == weights_digest(b)
+
+
+def test_draws_are_keyed_by_everything_and_pinned():
+    keys = [(seed, purpose, index) for seed in (0, 1, 2**40) for purpose in range(3) for index in (0, 1, 2**40)]
+    draws = [value for key in keys for value in _draws(*key)]
+    assert len(set(draws)) == len(draws)
+    assert _draws(3, TRAIN, 7) == (2107961781377946309, 4389052519021396382)
