@@ -94,8 +94,8 @@ def notes(targets: Targets, scores: NDArray[np.float64], sizes: Sizes) -> tuple[
         else "Every dimension can be read from real clips well enough.",
         f"Signs: share of the steps with at least {CLEAR:.0%} of the action's range whose sign is read correctly; "
         f"'reversed' reads the continuation under opposite actions against those.",
-        f"Gaps: mean absolute pixel difference between the continuations of {sizes.gap_clips} beginnings under other and "
-        f"under recorded actions with the same seed, over the difference between two seeds (at least half a level). "
-        f"shuffled: another clip's actions; reversed: every normalised action with the opposite sign; null: the learned "
-        f"embedding for no action.",
+        f"Gaps: mean absolute pixel difference between the continuations of {sizes.gap_clips} beginnings under other "
+        f"and under recorded actions with the same seed, over the difference between two seeds (at least half a "
+        f"level). shuffled: another clip's actions; reversed: every normalised action with the opposite sign; null: "
+        f"the learned embedding for no action.",
     )

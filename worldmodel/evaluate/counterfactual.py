@@ -1,6 +1,6 @@
 """Counterfactual gaps: how much a continuation changes with its actions, all else equal.
 
-For each beginning the model continues with the same seed under other actions, and with another seed under the same ones.
+Each beginning is continued with the same seed under other actions, and with another seed under the same actions.
 Gap = mean absolute pixel difference between other and recorded actions, over the difference between two seeds. A model
 that ignores its actions has gap 0; above 1, actions matter more than chance.
 
@@ -61,7 +61,7 @@ class Counterfactuals:
     arms: dict[str, Pixels]
 
     def differences(self) -> dict[str, NDArray[np.float64]]:
-        """Mean absolute difference to `recorded` per clip and frame [B, T], in levels of 255, of every arm and `seed`."""
+        """Mean absolute difference to `recorded` [B, T] in levels of 255, of every arm and of `seed`."""
         others = self.arms | {"seed": self.other_seed}
         return {name: _difference(video, self.recorded) for name, video in others.items()}
 

@@ -107,8 +107,8 @@ def notes(world: WorldModel, short: Short, long: Long, drifts: Sequence[Drift], 
         f"Frechet distance: |m1 - m2|^2 + tr C1 + tr C2 - 2 tr (C1 C2)^(1/2) of features, in fp64, of N = {first.n} "
         f"generated pictures ({len(long.made)} rollouts x {long.window} frames) against {len(long.reference)} real "
         f"frames of held-out episodes that no rollout starts in. The floor is the same for {len(long.windows)} draws "
-        f"of real stretches of the same number and length from the episodes that rollouts start in; it is subtracted. It "
-        f"is not FID, and values for another N or encoder do not compare. Intervals: jackknife over rollouts.",
+        f"of real stretches of the same number and length from the episodes that rollouts start in; it is subtracted. "
+        f"It is not FID, and values for another N or encoder do not compare. Intervals: jackknife over rollouts.",
         f"Border jump: mean absolute change into the first frame of a chunk ({world.pixel_frames} pixel frames) over "
         f"the change inside chunks, divided by the same of real video. Flicker: mean square of (p[t-1] - 2 p[t] + "
         f"p[t+1]) / 4 over that of real video. Colour shift: distance of mean RGB colours of the last window and of "
