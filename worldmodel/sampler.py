@@ -85,14 +85,21 @@ def _check(sampler: "Euler | Heun | FewStep | Pipelined", steps: int) -> None:
         raise UserError(f"{name}: shift must be above 0, not {sampler.shift}")
 
 
+class _PresentChunk:
+    """Samplers that need no control beyond the present chunk."""
+
+    @property
+    def lookahead(self) -> int:
+        return 0
+
+
 @dataclass(frozen=True, kw_only=True)
-class Euler:
+class Euler(_PresentChunk):
     """Euler steps along a shifted schedule. steps: model calls per chunk; shift: see flow.shift; guidance: 1 is off."""
 
     steps: int = 4
     shift: float = 1.0
     guidance: float = 1.0
-    lookahead: int = 0
 
     def __post_init__(self) -> None:
         _check(self, self.steps)
@@ -106,13 +113,12 @@ class Euler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heun:
+class Heun(_PresentChunk):
     """Heun's second-order steps: two model calls each, the last step is plain Euler into t = 0."""
 
     steps: int = 4
     shift: float = 1.0
     guidance: float = 1.0
-    lookahead: int = 0
 
     def __post_init__(self) -> None:
         _check(self, self.steps)
@@ -131,13 +137,12 @@ class Heun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewStep:
+class FewStep(_PresentChunk):
     """Jump to the predicted data, add fresh noise at the next level, repeat (consistency-style few-step sampling)."""
 
     levels: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25)
     shift: float = 1.0
     guidance: float = 1.0
-    lookahead: int = 0
 
     def __post_init__(self) -> None:
         falling = all(a > b for a, b in zip(self.levels[:-1], self.levels[1:], strict=True))
@@ -156,13 +161,12 @@ class FewStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstChunks:
+class FirstChunks(_PresentChunk):
     """One sampler for a stream's first chunks, another one afterwards: a schedule that depends on the chunk."""
 
     first: Euler | Heun | FewStep
     chunks: int
     then: Euler | Heun | FewStep
-    lookahead: int = 0
 
     def __post_init__(self) -> None:
         if self.chunks < 0:

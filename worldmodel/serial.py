@@ -45,7 +45,8 @@ def from_json(data: Any, kind: Any, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for key in data:
-        if key != "type" and key not in fields:
+        derived = isinstance(getattr(cls, key, None), property)  # was stored by an older version
+        if key != "type" and key not in fields and not derived:
             raise UserError(f"{where}: unknown key '{key}'; {name} knows {sorted(fields)}")
     values = {}
     for key, field in fields.items():
