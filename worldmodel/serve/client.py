@@ -1,5 +1,7 @@
 """A small client of the stream protocol: what tests and measurements drive the server with."""
 
+import contextlib
+import itertools
 import json
 import threading
 import time
@@ -41,8 +43,11 @@ class Client:
         """address: as the server printed it, with its token if it has one. Raises UserError if nobody answers."""
         parts = urlsplit(address)
         where = urlunsplit(("ws" + parts.scheme.removeprefix("http"), parts.netloc, "/ws", parts.query, ""))
+        self._open = contextlib.ExitStack()
         try:
-            self._socket = connect(where, compression=None, open_timeout=timeout, max_size=None)
+            self._socket = self._open.enter_context(
+                connect(where, compression=None, open_timeout=timeout, max_size=None)
+            )
         except OSError as error:
             raise UserError(f"{address}: no stream answers there ({error})") from error
         self._acknowledges = bool(hello and hello.window)
@@ -57,7 +62,7 @@ class Client:
 
     def close(self) -> None:
         """Leave."""
-        self._socket.close()
+        self._open.close()
 
     def send(self, message: ClientMessage | str | bytes) -> None:
         """Send a message; text and bytes go out as they are."""
@@ -140,7 +145,7 @@ def _count(client: Client, seconds: float) -> dict[str, float]:
             if header.place == 0:
                 arrivals.append(now)
     latency = percentiles([h.latency / 1e3 for h in kept if h.place == 0])
-    interval = percentiles([1e3 * (b - a) for a, b in zip(arrivals, arrivals[1:], strict=False)])
+    interval = percentiles([1e3 * (b - a) for a, b in itertools.pairwise(arrivals)])
     return {
         "frames_per_second": len(kept) / (now - begin),
         "chunk_latency_p50": latency["p50"], "chunk_latency_p95": latency["p95"], "chunk_latency_p99": latency["p99"],

@@ -27,7 +27,7 @@ from .studio import Studio
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {path.name: path for path in PAGE.iterdir()} if PAGE.is_dir() else {}
 HEARTBEAT = 15.0  # seconds between two pings, and until a missing answer ends the connection
-MAX_MESSAGE = 16 * 1024 * 1024  # bytes; beyond this a connection is cut without reading on
+MAX_MESSAGE = 32 * 1024 * 1024  # bytes; beyond this a connection is cut without reading on
 SEND_BUFFER = 64 * 1024  # bytes of the kernel's buffer: what lies there is latency
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'; "
@@ -87,9 +87,11 @@ def background(studio: Studio, *, token: str | None = None, port: int = 0) -> It
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises UserError that names what is wrong with the address."""
+    if not 0 <= port < 65536:
+        raise UserError(f"port {port}: no such port, they go from 0 to 65535")
     try:
         family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (socket.gaierror, OverflowError, UnicodeError) as error:
+    except (socket.gaierror, UnicodeError) as error:
         raise UserError(f"host {host}, port {port}: no such address ({error})") from error
     listener = socket.socket(family, kind, proto)
     try:

@@ -108,7 +108,7 @@ class Session:
         self._mark: _Mark | None = None
         self._recorder: Recorder | None = None
         self._beside: Beside | None = None
-        self._beside_shown = False
+        self._beside_shown = self._beside_asked = False
         self.restart(lambda: opening, "start", hello.start)
 
     # -- doors: called from the event loop -----------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Session:
             return 0.0
         full = self.choices.waits and not self.outbox.room(self.world.pixel_frames)
         behind = self._beside_shown and self._beside is not None and not self._beside.room
-        if self._dream is None or self._paused or full or behind:
+        if self._dream is None or self._paused or self._beside_asked or full or behind:
             return None
         return max(0.0, self._due - now)
 
@@ -374,6 +374,7 @@ class Session:
         if self._beside is None:
             raise UserError("the real world is not running: switch it on first")
         wanted = self.seed if seed is None else seed
+        self._beside_asked = True  # no chunk meanwhile: the two would drift apart
 
         def give(footage: Footage) -> None:
             """Called in the simulator's thread."""
@@ -383,6 +384,7 @@ class Session:
         self._beside.footage(seed, give)
 
     def _open_real(self, footage: Footage, seed: int) -> None:
+        self._beside_asked = False
         first = self._open(from_footage(self.world, footage, seed), "real", 0)
         self.projector.show(footage.pixels[-1:], first, CONTEXT | REAL, self.choices)
 
@@ -390,7 +392,7 @@ class Session:
         """Called in the simulator's thread."""
 
         def forget() -> None:
-            self._beside, self._beside_shown = None, False
+            self._beside, self._beside_shown, self._beside_asked = None, False, False
             self.say(Error(message=line))
 
         self._requests.append(forget)

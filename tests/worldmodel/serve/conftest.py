@@ -37,14 +37,18 @@ def starts(count: int, channels: int, size: tuple[int, int], frames: int = 8) ->
     return Clip(x, ActionControl(action, has_action), torch.arange(count))
 
 
-@pytest.fixture
-def world() -> WorldModel:
-    """Random weights; pictures of 16 x 16, chunks of 4."""
+def noise() -> WorldModel:
     cfg = DiTConfig(channels=4, size=(4, 4), dim=32, depth=2, heads=2, hidden=64, actions=3)
     dit = randomised(cfg.build(), 1)
     tokenizer = randomised(AutoencoderConfig(channels=4, widths=(8, 16), blocks=(1, 1)).build(), 2)
     stream = StreamConfig(memory=WindowConfig(sink=1, ring=11), sampler=Euler(steps=2))
     return WorldModel(dit, tokenizer, SPEC, 24.0, stream, starts(3, 4, (4, 4)), {"title": "noise"})
+
+
+@pytest.fixture
+def world() -> WorldModel:
+    """Random weights; pictures of 16 x 16, chunks of 4."""
+    return noise()
 
 
 class Plain(torch.nn.Module):
@@ -65,10 +69,11 @@ class Plain(torch.nn.Module):
 class Painted(DiT):
     """Every pixel of a frame is its action: red turn, green forward, blue strafe, each from -1 to 1.
 
-    `broken` frames are NaN, whatever the action.
+    `broken` frames are always NaN, `glitches` only when they are made for the first time.
     """
 
     broken: tuple[int, ...] = ()
+    glitches: frozenset[int] = frozenset()
 
     def prepare(self, control: ActionControl, state):
         return control.action, state.frame
@@ -77,8 +82,10 @@ class Painted(DiT):
         action, frame = prepared
         goal = action[..., None, None].expand_as(x_t).clone()
         for i in range(x_t.shape[1]):
-            if int(frame[0]) + i in self.broken:
+            index = int(frame[0]) + i
+            if index in self.broken or index in self.glitches:
                 goal[:, i] = torch.nan
+                self.glitches -= {index}
         return (x_t - goal) / t[..., None, None, None]
 
     def remember(self, chunk, state, time: float = 0.0):
@@ -105,10 +112,20 @@ Serve = Callable[..., AbstractContextManager[tuple[str, Studio]]]
 def serving() -> Serve:
     """serving(world, limits, token, real=, recordings=, port=) runs a server; gives its address and its studio."""
 
-    @contextmanager
-    def run(world, limits=None, token=None, *, real=None, recordings=None, port=0) -> Iterator[tuple[str, Studio]]:
-        studio = Studio(world, limits or Limits(), real=real, recordings=recordings)
-        with background(studio, token=token, port=port) as address:
-            yield address, studio
+    return serve_for_a_test
 
-    return run
+
+@contextmanager
+def serve_for_a_test(
+    world, limits=None, token=None, *, real=None, recordings=None, port=0
+) -> Iterator[tuple[str, Studio]]:
+    studio = Studio(world, limits or Limits(), real=real, recordings=recordings)
+    with background(studio, token=token, port=port) as address:
+        yield address, studio
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[tuple[str, Studio]]:
+    """Address and studio of one server with the random world, for tests that leave it as it was."""
+    with serve_for_a_test(noise(), Limits(requests=3)) as both:
+        yield both

@@ -36,7 +36,7 @@ def test_what_is_held_holds_for_the_whole_chunk() -> None:
     assert turns(keys.take(1.3)) == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("held", "expected"), [(0.01, 1), (0.1, 1), (0.15, 2), (0.39, 4), (2.0, 4)])
+@pytest.mark.parametrize(("held", "expected"), [(0.01, 1), (0.1, 1), (0.16, 2), (0.39, 4), (2.0, 4)])
 def test_a_tap_between_two_chunks_counts_for_its_frames(held: float, expected: int) -> None:
     keys = timeline()
     keys.take(0.0)
