@@ -83,7 +83,7 @@ def _value(data: Any, hint: Any, where: str) -> Any:
             raise UserError(f"{where}: {data!r} is none of {list(args)}")
         return data
     if hint is Path:
-        return Path(data)
+        return Path(_value(data, str, where))
     if hint in (int, float, str, bool):
         fits = isinstance(data, (int, float) if hint is float else hint) and (
             hint is bool or not isinstance(data, bool)
@@ -118,7 +118,7 @@ def write_json(data: Any, path: Path) -> None:
 def check_format(data: Any, newest: int, path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     """A file's JSON object if its format is one from 1 to `newest` and it has the keys; else a UserError."""
     found = data.get("format") if isinstance(data, dict) else None
-    if not isinstance(found, int) or found < 1:
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise UserError(f"{path}: names no format version, it is not a file of ours")
     if found > newest:
         raise UserError(f"{path}: format {found} is newer than {newest}, which this version reads")
