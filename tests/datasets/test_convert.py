@@ -53,9 +53,11 @@ def test_default_rate_is_the_first_ones_rounded(tmp_path, videos):
 def test_long_videos_become_several_episodes(tmp_path, videos, monkeypatch):
     monkeypatch.setattr(module, "MAX_EPISODE_BYTES", 48 * 64 * 3 * 15)
     videos.make(tmp_path / "a.mp4", count=40)
+    np.savez(tmp_path / "a.npz", action=np.arange(40))
     convert(tmp_path / "a.mp4", tmp_path / "data")
     found = LeRobotRecordings.open(tmp_path / "data")
     assert found.episodes == {0: 13, 1: 14, 2: 13}
+    assert [int(a) for episode in range(3) for a in found.actions(episode)[:, 0]] == list(range(40))
     assert [n for episode in range(3) for n in videos.numbers(found.frames(episode, "video"))] == list(range(40))
 
 

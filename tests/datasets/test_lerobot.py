@@ -161,6 +161,12 @@ def test_names_of_actions(data, names, expected):
     assert LeRobotRecordings.open(data).action_names == expected
 
 
+def test_shapes_with_channels_first(data):
+    change_info(data, lambda info: info["features"]["observation.images.front"].update(shape=[3, 32, 48], names=None))
+    found = LeRobotRecordings.open(data)
+    assert found.cameras["front"] == (32, 48) and len(list(found.frames(1, "front"))) == 30
+
+
 def test_fractional_rate(data):
     change_info(data, lambda info: info.update(fps=29.97002997))
     found = LeRobotRecordings.open(data)

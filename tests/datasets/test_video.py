@@ -64,6 +64,30 @@ def test_picking_where_seeking_is_hard(tmp_path, videos, name):
     assert videos.numbers(found.pick([69, 2, 55])) == [69, 2, 55]
 
 
+def test_a_seek_that_lands_too_late_is_not_believed(tmp_path, videos, monkeypatch):
+    class Late:
+        def __init__(self, container):
+            self.container = container
+
+        def __getattr__(self, name):
+            return getattr(self.container, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.container.close()
+
+        def seek(self, offset, **options):
+            self.container.seek(offset + 20 * 512, **options)
+
+    found = open_video(videos.make(tmp_path / "a.mp4", count=90))
+    found = VideoFile(**{key: getattr(found, key) for key in found.__slots__} | {"reader": "pyav"})
+    original = module.av.open
+    monkeypatch.setattr(module.av, "open", lambda path: Late(original(path)))
+    assert videos.numbers(found.pick([60, 2, 61])) == [60, 2, 61]
+
+
 def test_rotation_is_applied(tmp_path, videos):
     upright = open_video(videos.make(tmp_path / "a.mp4"))
     turned = open_video(videos.turn(videos.make(tmp_path / "b.mp4")))
@@ -100,15 +124,16 @@ def test_variable_rate_is_found_and_resampled_by_time(tmp_path, videos, name):
     count=st.integers(2, 50),
     source=st.sampled_from([Fraction(24), Fraction(25), NTSC, Fraction(60)]),
     target=st.sampled_from([Fraction(10), Fraction(24), NTSC, Fraction(30), Fraction(50)]),
+    ticks=st.sampled_from([600, 1000, 90000]),
 )
-@settings(max_examples=60, deadline=None)
-def test_resampling_is_to_the_nearest_frame(count, source, target):
-    pts = np.array([round(Fraction(90000) * i / source) for i in range(count)], np.int64)
-    found = VideoFile(None, 1, 1, 0, pts + 777, Fraction(1, 90000), source, "pyav")
+@settings(max_examples=150, deadline=None)
+def test_resampling_is_to_the_nearest_frame(count, source, target, ticks):
+    pts = np.array([round(Fraction(ticks) * i / source) for i in range(count)], np.int64)
+    found = VideoFile(None, 1, 1, 0, pts + 777, Fraction(1, ticks), source, "pyav")
     indices = found.resampled(target)
     grid = [Fraction(k) / target for k in range(len(indices))]
     for time, index in zip(grid, indices, strict=True):
-        distances = [abs(Fraction(int(p), 90000) - time) for p in pts]
+        distances = [abs(Fraction(int(p), ticks) - time) for p in pts]
         assert distances[index] == min(distances) and index == distances.index(min(distances))
     if source == target:
         assert indices.tolist() == list(range(count))
