@@ -4,6 +4,7 @@ A command is a function; its docstring is the help and its arguments are the opt
 command is chosen, so that a missing simulator matters only to who uses it.
 """
 
+import argparse
 import importlib
 import inspect
 import os
@@ -29,7 +30,7 @@ class Command:
     help: str
 
 
-HERE = "worldmodel.cli"
+HERE, EVALUATE = "worldmodel.cli", "worldmodel.datasets.evaluate"
 COMMANDS = {
     "demo": Command(HERE, "demo", (), "drive the shipped world in the browser"),
     "collect": Command(HERE, "collect", ("world",), "simulator -> LeRobotDataset v3"),
@@ -39,7 +40,9 @@ COMMANDS = {
     "train": Command(HERE, "train", (), "train what a file in configs/ describes"),
     "estimate": Command(HERE, "estimate", (), "parameters, memory and time of a run before it starts"),
     "rollout": Command(HERE, "rollout", ("checkpoint",), "long generation to a video"),
-    "evaluate": Command("worldmodel.datasets.evaluate", "evaluate", ("what", "checkpoint"), "drift, actions, latency"),
+    "evaluate drift": Command(EVALUATE, "drift", ("checkpoint",), "how pictures change as a rollout gets long"),
+    "evaluate actions": Command(EVALUATE, "actions", ("checkpoint",), "does the video follow its actions?"),
+    "evaluate latency": Command(EVALUATE, "latency", ("checkpoint",), "frames per second, early and late"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
     "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
@@ -51,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; bad input is one line on stderr and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
     name = argv[0] if argv else "--help"
+    if name == "evaluate" and len(argv) > 1:
+        name, argv = f"evaluate {argv[1]}", argv[1:]
     if name in ("-h", "--help"):
         print(_overview())
         return 0
@@ -74,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    lines = "\n".join(f"  {name:11} {command.help}" for name, command in COMMANDS.items())
+    lines = "\n".join(f"  {name:17} {command.help}" for name, command in COMMANDS.items())
     return f"usage: worldmodel COMMAND [OPTIONS]\n\n{lines}\n\nworldmodel COMMAND --help explains one, with an example."
 
 
@@ -116,12 +121,22 @@ def train(args: list[str]) -> int:
 def estimate(args: list[str]) -> int:
     """Parameters, memory and time per step of a run, before it starts.
 
-    Example: worldmodel estimate configs/wan_1_3b.py --data.batch 1
-    """
-    from worldmodel.estimate import print_estimate
+    Example: worldmodel estimate configs/wan_1_3b.py --tflops 60 --micro 4
 
-    run = _run("estimate", estimate, args)
-    return 0 if run is None else print_estimate(run)
+    --tflops is what the device reaches in training (a large GPU in bf16: about 0.4 of its data sheet's dense rate);
+    without it, the rate of one core of this machine now. --json FILE writes the numbers. Every field of the run is an
+    option.
+    """
+    from worldmodel.estimate import Workload, print_estimate
+
+    parser = argparse.ArgumentParser("worldmodel estimate CONFIG", add_help=False, allow_abbrev=False)
+    parser.add_argument("--tflops", type=float)
+    parser.add_argument("--json", type=Path)
+    own, rest = parser.parse_known_args(args)
+    run = _run("estimate", estimate, rest)
+    if run is None:
+        return 0
+    return print_estimate(Workload.of(run), title=f"estimate {' '.join(args)}", tflops=own.tflops, json=own.json)
 
 
 def _run(name: str, command: Callable[..., int], args: list[str]) -> Any:
@@ -265,10 +280,9 @@ def serve(
 
 
 def _world(folder: Path, device: str, threads: int) -> Any:
-    """A world model from its folder, or from the folder of the run that made it."""
     import torch
 
     from worldmodel.models.world import WorldModel
 
     torch.set_num_threads(threads)
-    return WorldModel.load(folder / "model" if (folder / "model" / "config.json").exists() else folder)
+    return WorldModel.find(folder, device)

@@ -80,6 +80,12 @@ class WorldModel:
         write_json(config, folder / "config.json")
 
     @classmethod
+    def find(cls, folder: Path, device: str = "cpu") -> "WorldModel":
+        """Load a world model's folder, or what the run in a folder has made so far. UserErrors as those of `load`."""
+        made = folder / "model"
+        return cls.load(made if (made / "config.json").exists() else folder, device)
+
+    @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> "WorldModel":
         """Read a folder. Anything missing, truncated, newer, of another model or pickled is a UserError naming it."""
         folder = Path(folder)
