@@ -4,6 +4,7 @@
 rendering pays for dearly; instead the picture is drawn twice as large and averaged.
 """
 
+import atexit
 import difflib
 import math
 import os
@@ -97,6 +98,7 @@ class MetaWorld(World):
         self._camera, self._size, self._depth = camera, size, depth
         self._env = _environment(task)
         self._renderer = mujoco.Renderer(self._env.model, OVERSAMPLING * size, OVERSAMPLING * size)
+        atexit.register(self._renderer.close)  # if nobody closes it: before EGL itself goes
         self.action_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
         spaces: dict[str, gymnasium.Space[Any]] = {
             "image": gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8),
@@ -131,6 +133,7 @@ class MetaWorld(World):
         return self._observation["image"]
 
     def close(self) -> None:
+        atexit.unregister(self._renderer.close)
         self._renderer.close()
         self._env.close()
 

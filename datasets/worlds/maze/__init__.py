@@ -7,7 +7,7 @@ from worldmodel.errors import UserError
 
 __all__ = ["Landmark", "Layout", "Maze", "VectorMaze", "open_world"]
 
-ROWS = 16  # mazes stepped together when the caller leaves the number open
+ROWS = 8  # mazes stepped together when the caller leaves the number open
 
 _VARIANTS = {  # name -> (rooms per side, seed of the layout)
     "": (3, None),

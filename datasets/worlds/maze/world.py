@@ -165,7 +165,8 @@ class Maze(World):
         return self._row.pose[0]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
-        observation, info = self._row.reset(seed=seed)
+        super().reset(seed=seed)
+        observation, info = self._row.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed)
         return _first(observation), info
 
     def place(self, pose: Floats) -> Observation:
