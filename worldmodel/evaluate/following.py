@@ -24,6 +24,7 @@ from worldmodel.pixels import to_float, to_uint8
 
 VALID = 0.6  # a target counts only if the probe reaches this on real held-out clips
 CLEAR = 0.3  # an action is clear from this share of its largest value on
+EPISODES = 40  # training clips come from at most so many
 REBUILT = 1 / 3  # share of the training clips that the tokenizer has encoded and decoded
 
 Floats = NDArray[np.floating]
@@ -95,7 +96,7 @@ def train_probe(
 
     A third of the clips are the tokenizer's reconstructions, so that the decoder's blur alone does not fail it.
     """
-    pieces = excerpts(recordings, length, clips, seed)
+    pieces = excerpts(recordings, length, clips, seed, EPISODES)
     targets = Targets.of(recordings, pieces)
     rebuilt = np.random.default_rng(seed).permutation(clips)[: max(1, round(clips * REBUILT))]
     made = reconstruct(world, pieces.pixels[rebuilt])

@@ -37,7 +37,7 @@ class Gaussian:
         mean = x.mean(0)
         factor = (x - mean) / (x.shape[0] - 1) ** 0.5
         if x.shape[0] > x.shape[1]:
-            factor = torch.linalg.qr(factor, mode="r").R
+            factor = torch.linalg.qr(factor).R
         return cls(mean, factor, min(x.shape[0] - 1, x.shape[1]))
 
     @property

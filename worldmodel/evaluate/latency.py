@@ -179,6 +179,7 @@ def _verdicts(metrics: dict[str, Metric]) -> tuple[tuple[str, bool, str], ...]:
 
     pace = f"{number('frames_per_second'):.1f} at {number('calibration_gflops'):.0f} GFLOP/s per core"
     pace += "" if number("calibration_gflops") >= QUIET else f" (a busy machine: the bar applies from {QUIET:.0f} on)"
+    bounded = number("memory_bytes_change") == 0
     p50, p95 = number("chunk_latency_p50"), number("chunk_latency_p95")
     return (
         ("at least 20 frames/s, decoding included", number("frames_per_second") >= 20, pace),
@@ -188,8 +189,7 @@ def _verdicts(metrics: dict[str, Metric]) -> tuple[tuple[str, bool, str], ...]:
          f"{number('cached_speedup'):.1f} x"),
         ("both give the same velocity (1e-4)", number("cached_difference") <= 1e-4,
          f"{number('cached_difference'):.1e}"),
-        ("the stream's memory stays constant", number("memory_bytes_change") == 0,
-         f"{number('memory_bytes'):,.0f} bytes"),
+        ("the stream's memory stays constant", bounded, f"{number('memory_bytes'):,.0f} bytes"),
         ("p95 at most 2 x p50", p95 <= 2 * p50, f"{p95:.1f} and {p50:.1f} ms"),
     )  # fmt: skip
 

@@ -137,7 +137,7 @@ def drift_metrics(drifts: tuple[Drift, ...]) -> dict[str, Metric]:
     metrics = {}
     for number, drift in enumerate(drifts):
         suffix = f"__{drift.encoder}" if number else ""
-        unit = f"squared {drift.encoder} features"
+        unit = drift.encoder
         for place, found in (("first", drift.distances[0]), ("last", drift.distances[-1])):
             metrics[f"fd_{place}_window{suffix}"] = Metric(found.value, unit, found.n, found.interval)
         metrics[f"fd_floor{suffix}"] = Metric(drift.distances[0].floor, unit, drift.distances[0].n)

@@ -39,6 +39,7 @@ figure { margin: 0; padding: 14px 16px 12px; }
 figure h3 { font-size: 14px; margin: 0 0 6px; }
 figure svg { width: 100%; height: auto; display: block; }
 figure video, figure img { max-width: 100%; display: block; image-rendering: pixelated; border-radius: 5px; }
+.whole { grid-column: 1 / -1; }
 figcaption { font-size: 13px; margin-top: 6px; }
 table { width: 100%; border-collapse: separate; border-spacing: 0; overflow: hidden; font-size: 13.5px; }
 th, td { text-align: left; padding: 6px 14px; border-bottom: 1px solid var(--line); }
@@ -64,18 +65,19 @@ def render(report: Report) -> str:
         _section("Side by side", [_film(film) for film in report.films]),
         _section("Curves", [_figure(figure) for figure in report.figures]),
         _section("Pictures", [_picture(picture) for picture in report.pictures]),
+        _notes(report.notes),
         f"<h2>All numbers</h2>{_table(report)}",
-        '<h2>How this was measured</h2><div class="notes">'
-        + "".join(f"<p>{html.escape(note)}</p>" for note in report.notes)
-        + "</div>"
-        if report.notes
-        else "",
     ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n'
         f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
+
+
+def _notes(notes: tuple[str, ...]) -> str:
+    paragraphs = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    return f'<h2>How this was measured</h2><div class="notes">{paragraphs}</div>' if notes else ""
 
 
 def _section(title: str, items: list[str]) -> str:
@@ -122,7 +124,7 @@ def film_mp4(film: Film) -> bytes:
 
 def _picture(picture: Picture) -> str:
     data = png(enlarge(picture.frame, picture.scale))
-    return f'<figure><h3>{html.escape(picture.title)}</h3><img alt="" src="{data_uri(data, "image/png")}"></figure>'
+    return f'<figure class="whole"><h3>{html.escape(picture.title)}</h3><img alt="" src="{data_uri(data, "image/png")}"></figure>'
 
 
 def png(frame: NDArray[np.uint8]) -> bytes:

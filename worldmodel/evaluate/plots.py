@@ -71,7 +71,7 @@ def curves(lines: Sequence[Curve], x_label: str, y_label: str, zero: bool = Fals
         ax.set_ylabel(y_label)
         if zero:
             ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
-        ax.legend()
+        _legend(ax, len(lines))
     return out[0]
 
 
@@ -88,7 +88,7 @@ def bars(names: Sequence[str], groups: dict[str, ArrayLike], y_label: str, line:
         ax.grid(axis="x", visible=False)
         ax.set_ylabel(y_label)
         if len(groups) > 1:
-            ax.legend(ncols=len(groups), loc="upper center", bbox_to_anchor=(0.5, 1.14))
+            _legend(ax, len(groups))
     return out[0]
 
 
@@ -115,5 +115,10 @@ def trace(series: dict[str, ArrayLike], x_label: str, y_label: str) -> str:
         )
         ax.set_xlabel(x_label)
         ax.set_ylabel(y_label)
-        ax.legend()
+        _legend(ax, len(series))
     return out[0]
+
+
+def _legend(ax: Axes, count: int) -> None:
+    """Above the plot, where it hides nothing."""
+    ax.legend(ncols=min(count, 4), loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.4, handlelength=1.6)

@@ -111,11 +111,11 @@ class Excerpts:
         return self.pixels.shape[0]
 
 
-def excerpts(recordings: Recordings, length: int, count: int, seed: int = 0) -> Excerpts:
+def excerpts(recordings: Recordings, length: int, count: int, seed: int = 0, episodes: int | None = None) -> Excerpts:
     """`count` pieces of `length` frames at random places, spread evenly over the episodes that are long enough.
 
-    Pieces of one episode fall into equal stretches of it, so that they overlap only if there is no room. Same seed,
-    same pieces. UserError if no episode is long enough.
+    Pieces of one episode fall into equal stretches of it, so that they overlap only if there is no room. episodes: take
+    at most so many, drawn by chance (reading video is slow). Same seed, same pieces. UserError if none is long enough.
     """
     lengths = np.asarray(recordings.lengths)
     usable = np.flatnonzero(lengths >= length)
@@ -125,9 +125,10 @@ def excerpts(recordings: Recordings, length: int, count: int, seed: int = 0) -> 
     if count < 1:
         raise UserError(f"the number of excerpts must be at least 1, not {count}")
     rng = np.random.default_rng(seed)
-    shares = np.diff(np.linspace(0, count, len(usable) + 1).round().astype(int))
+    drawn = rng.permutation(usable)[:episodes]
+    shares = np.diff(np.linspace(0, count, len(drawn) + 1).round().astype(int))
     places = []
-    for episode, share in zip(rng.permutation(usable), shares, strict=True):
+    for episode, share in zip(drawn, shares, strict=True):
         room = (lengths[episode] - length + 1) / max(share, 1)
         places += [(int(episode), int((j + rng.random()) * room)) for j in range(share)]
     return cut(recordings, places, length)
