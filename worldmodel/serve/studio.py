@@ -57,9 +57,7 @@ class Studio:
     def join(self, hello: Hello) -> Session:
         """A session for a client. Raises Full, or UserError if it asks for what this world does not have."""
         if len(self.sessions) >= self.limits.sessions:
-            raise Full(
-                f"this server streams to {self.limits.sessions} clients at a time: try again when one of them has left"
-            )
+            raise Full(f"all {self.limits.sessions} places of this server are taken: try again when somebody has left")
         opening = from_start(self.world, hello.start, hello.seed)
         session = Session(
             self.world, hello, opening, limits=self.limits, downloads=self.downloads, wake=self.engine.wake,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -75,10 +76,10 @@ class Painted(DiT):
     broken: tuple[int, ...] = ()
     glitches: frozenset[int] = frozenset()
 
-    def prepare(self, control: ActionControl, state):
+    def prepare(self, control: ActionControl, state) -> Any:
         return control.action, state.frame
 
-    def velocity(self, x_t: torch.Tensor, t: torch.Tensor, prepared) -> torch.Tensor:
+    def velocity(self, x_t: torch.Tensor, t: torch.Tensor, prepared: Any) -> torch.Tensor:
         action, frame = prepared
         goal = action[..., None, None].expand_as(x_t).clone()
         for i in range(x_t.shape[1]):

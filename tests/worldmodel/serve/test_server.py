@@ -3,12 +3,16 @@
 import gc
 import io
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -132,9 +136,9 @@ def test_two_clients_have_dreams_of_their_own(painted, serving) -> None:
             assert of_b.picture[0, 0, 0] == 0
 
 
-def test_two_reading_clients_share_fairly(world, serving) -> None:
+def test_two_reading_clients_share_fairly(painted, serving) -> None:
     """Counted over one and the same time; no clock is judged."""
-    with serving(world) as (address, _):
+    with serving(painted) as (address, _):
         counts, done = [0, 0], threading.Event()
 
         def read(i: int) -> None:
@@ -470,8 +474,8 @@ def test_any_recorded_frame_is_a_beginning(painted, serving) -> None:
 # -- slow, gone, too many ----------------------------------------------------------------------------------------------
 
 
-def test_a_slow_client_drops_and_harms_nobody(world, serving) -> None:
-    with serving(world) as (address, studio), Client(address, fast(policy="latest", pace=1000.0, window=2)) as slow:
+def test_a_slow_client_drops_and_harms_nobody(painted, serving) -> None:
+    with serving(painted) as (address, studio), Client(address, fast(policy="latest", pace=1000.0, window=2)) as slow:
         slow._acknowledges = False  # it takes two pictures and then no more
         with Client(address, fast(window=24)) as quick:
             indices = [f.header.index for f in islice(quick.frames(), 200)]
@@ -488,8 +492,8 @@ def test_a_slow_client_drops_and_harms_nobody(world, serving) -> None:
             assert fresh.pts > held[-1].pts
 
 
-def test_a_blocking_client_stops_its_own_dream_only(world, serving) -> None:
-    with serving(world) as (address, studio), Client(address, fast(window=4)) as stuck:
+def test_a_blocking_client_stops_its_own_dream_only(painted, serving) -> None:
+    with serving(painted) as (address, studio), Client(address, fast(window=4)) as stuck:
         stuck._acknowledges = False
         (session,) = studio.sessions or (None,)
         with Client(address, fast(window=24)) as quick:
@@ -506,9 +510,9 @@ def test_a_blocking_client_stops_its_own_dream_only(world, serving) -> None:
         assert [h.index for h in seen] == list(range(8))  # nothing was lost
 
 
-def test_a_client_that_reads_nothing_is_bounded(world, serving) -> None:
+def test_a_client_that_reads_nothing_is_bounded(painted, serving) -> None:
     """No window: the operating system's buffers fill, then the session waits."""
-    with serving(world) as (address, studio):
+    with serving(painted) as (address, studio):
         raw = socket.create_connection(("127.0.0.1", int(address.split(":")[2].strip("/"))))
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
@@ -534,8 +538,8 @@ def test_a_client_that_reads_nothing_is_bounded(world, serving) -> None:
         wait_for(lambda: session not in studio.sessions, "it is forgotten when its connection ends")
 
 
-def test_a_vanished_client_leaves_nothing_behind(world, serving) -> None:
-    with serving(world) as (address, studio), Client(address, fast()) as other:
+def test_a_vanished_client_leaves_nothing_behind(painted, serving) -> None:
+    with serving(painted) as (address, studio), Client(address, fast()) as other:
         list(islice(other.frames(), 5))
         threads = threading.active_count()
         gone = []
@@ -557,9 +561,9 @@ def test_a_vanished_client_leaves_nothing_behind(world, serving) -> None:
 def test_the_session_limit_is_said_clearly_and_a_place_is_free_again(world, serving) -> None:
     with serving(world, Limits(sessions=2)) as (address, studio):
         with Client(address, fast()) as a, Client(address, fast()) as b:
-            next(a.frames()), next(b.frames())
+            assert next(a.frames()).header.stream == next(b.frames()).header.stream == 1
             line, code = last_words(address, HELLO)
-            assert "2 clients at a time" in line
+            assert "all 2 places" in line
             assert code == 4429
             assert next(a.frames()).header.stream == 1
         wait_for(lambda: not studio.sessions, "both have left")
@@ -797,3 +801,24 @@ def test_input_numbers_reach_the_pictures(painted, serving) -> None:
     with serving(painted) as (address, _), Client(address, fast(window=4)) as client:
         client.send(Input(seq=100, action={"turn": 1.0}))
         assert next(f for f in client.frames() if f.header.input).header.input == 100
+
+
+@pytest.mark.slow
+def test_serve_prints_its_address_and_ends_with_ctrl_c(world, tmp_path: Path) -> None:
+    world.save(tmp_path / "world")
+    code = (
+        "import sys; from worldmodel.models.world import WorldModel; from worldmodel.serve import serve; "
+        "sys.exit(serve(WorldModel.load(sys.argv[1]), port=0))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "world")], stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        address = next(word for word in line.split() if word.startswith("http"))
+        with Client(address, fast()) as client:
+            assert len(list(islice(client.frames(), 9))) == 9
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(ConnectionClosed):
+                client.message("never", timeout=30)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()

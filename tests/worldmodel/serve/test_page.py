@@ -1,0 +1,333 @@
+"""The page in a real headless Chromium, against the world that shows its actions as colours."""
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from worldmodel import capabilities
+from worldmodel.serve.client import Client
+from worldmodel.serve.protocol import Hello
+from worldmodel.serve.session import Limits
+
+pytestmark = pytest.mark.browser
+
+COLOUR = """() => {
+  const canvas = document.getElementById("ID"), [r, g, b] = canvas.getContext("2d").getImageData(9, 9, 1, 1).data;
+  return [r, g, b];
+}"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=capabilities.chromium_path(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium) -> Iterator:
+    """open_page(address) gives a page on which no error has happened until the end of the test."""
+    contexts, errors = [], []
+
+    def visit(address: str, **options):
+        contexts.append(chromium.new_context(viewport={"width": 1280, "height": 800}, **options))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.set_default_timeout(20_000)
+        page.goto(address)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not errors
+
+
+def live(page, state: str = "live") -> None:
+    page.wait_for_selector(f'#status[data-state="{state}"]')
+
+
+def until_colour(page, expected: tuple[int, int, int], canvas: str = "dream", tolerance: int = 3) -> None:
+    """Wait until the picture has a colour."""
+    text = COLOUR.replace("ID", canvas)
+    near = (
+        f"() => {{ const c = ({text})(); return {list(expected)}.every((v, i) => Math.abs(v - c[i]) <= {tolerance}); }}"
+    )
+    page.wait_for_function(near)
+
+
+def number(page, name: str) -> float:
+    text = page.text_content(f'#numbers dd[data-name="{name}"]')
+    return float(re.sub(r"[^0-9.].*", "", text.replace(",", "")))
+
+
+REST = (128, 128, 128)
+
+
+def test_keys_move_the_picture(painted, serving, open_page) -> None:
+    turn = round(127.5 * 0.6)
+    with serving(painted) as (address, _):
+        page = open_page(address)
+        live(page)
+        until_colour(page, REST)
+        for keys, colour in (
+            (["ArrowLeft"], (128 + turn, 128, 128)),
+            (["ArrowRight", "w"], (128 - turn, 255, 128)),
+            (["s", "a"], (128, 0, 255)),
+            (["d"], (128, 128, 0)),
+        ):
+            for key in keys:
+                page.keyboard.down(key)
+            until_colour(page, colour)
+            assert page.locator(".key.down").count() == len(keys)
+            for key in keys:
+                page.keyboard.up(key)
+            until_colour(page, REST)
+
+
+def test_touch_buttons_and_the_mouse(painted, serving, open_page) -> None:
+    with serving(painted) as (address, _):
+        page = open_page(address)
+        live(page)
+        button = page.locator(".key", has_text="forward").bounding_box()
+        page.mouse.move(button["x"] + 9, button["y"] + 9)
+        page.mouse.down()
+        until_colour(page, (128, 255, 128))
+        page.mouse.up()
+        until_colour(page, REST)
+        box = page.locator("#dream").bounding_box()
+        page.mouse.move(box["x"] + 300, box["y"] + 200)
+        page.mouse.down()
+        page.evaluate(
+            """() => {
+              let x = 600;
+              window.dragging = setInterval(() => {
+                x -= 40;
+                const at = { clientX: x, clientY: 300, pointerId: 1, bubbles: true };
+                document.getElementById("dream").dispatchEvent(new PointerEvent("pointermove", at));
+              }, 16);
+            }"""
+        )
+        page.wait_for_function(f"() => ({COLOUR.replace('ID', 'dream')})()[0] > 180")  # to the left: turns left
+        page.evaluate("clearInterval(window.dragging)")
+        page.mouse.up()
+        until_colour(page, REST)
+
+
+def test_the_overlay_counts(painted, serving, open_page) -> None:
+    with serving(painted) as (address, studio):
+        page = open_page(address)
+        live(page)
+        assert page.locator("#overlay").is_hidden()
+        page.keyboard.press("o")
+        page.wait_for_selector('#numbers dd[data-name="frame"]')
+        before = number(page, "frame")
+        page.keyboard.down("w")
+        until_colour(page, (128, 255, 128))
+        shown = "Number(document.querySelector('[data-name=frame]').textContent.replace(',', ''))"
+        page.wait_for_function(f"() => {shown} > {before + 20}")
+        page.wait_for_function("""() => document.querySelector('[data-name="key to picture"]').textContent != "–" """)
+        assert number(page, "made") > 0
+        assert 0 < number(page, "key to picture") < 5000
+        assert number(page, "viewers") == 1
+        assert number(page, "memory") == 12
+        (session,) = studio.sessions
+        assert session.projector.index >= number(page, "frame")
+        assert set(session.meter.stages()) == {"sample", "remember", "decode", "encode", "send"}
+
+
+def test_two_pages_have_dreams_of_their_own(painted, serving, open_page) -> None:
+    with serving(painted) as (address, studio):
+        one, two = open_page(address), open_page(address)
+        live(one)
+        live(two)
+        one.keyboard.down("w")
+        two.keyboard.down("s")
+        until_colour(one, (128, 255, 128))
+        until_colour(two, (128, 0, 128))
+        assert len(studio.sessions) == 2
+        two.close()
+        one.keyboard.up("w")
+        until_colour(one, REST)
+
+
+def test_the_page_connects_again(painted, serving, open_page) -> None:
+    with serving(painted) as (address, _):
+        page = open_page(address)
+        live(page)
+        port = int(address.split(":")[2].strip("/"))
+    live(page, "lost")
+    assert "connection lost" in page.text_content("#veil-text")
+    with serving(painted, port=port):
+        live(page)
+        assert page.locator("#veil").is_hidden()
+        page.keyboard.down("w")
+        until_colour(page, (128, 255, 128))
+
+
+def test_pause_reset_seed_and_beginnings(painted, serving, open_page) -> None:
+    with serving(painted) as (address, studio):
+        page = open_page(address)
+        live(page)
+        (session,) = studio.sessions
+        page.keyboard.press("Space")
+        live(page, "paused")
+        made = session.projector.index
+        page.wait_for_timeout(300)
+        assert session.projector.index == made
+        page.click("#veil")
+        live(page)
+        page.wait_for_selector("#starts button >> nth=2")
+        page.click("#starts button >> nth=2")
+        page.wait_for_selector('#starts button:nth-child(3)[aria-pressed="true"]')
+        page.keyboard.press("n")
+        page.wait_for_selector('#starts button:nth-child(1)[aria-pressed="true"]')
+        page.fill("#seed", "77")
+        page.press("#seed", "Enter")
+        page.wait_for_function("() => document.activeElement.id !== 'seed'")
+        for _ in range(200):
+            if session.seed == 77:
+                break
+            page.wait_for_timeout(20)
+        assert session.seed == 77
+        page.locator("#steps").fill("7")
+        for _ in range(200):
+            if session.choices.steps == 7:
+                break
+            page.wait_for_timeout(20)
+        assert session.choices.steps == 7
+        page.click("#speed button[data-pace='0']")
+        page.wait_for_timeout(200)
+        assert session.choices.pace == 0
+        page.keyboard.press("b")
+        page.wait_for_selector("#back:enabled")
+        page.keyboard.press("v")
+        page.wait_for_timeout(200)
+        live(page)
+
+
+def test_a_picture_and_a_replay_file(painted, serving, open_page, tmp_path: Path) -> None:
+    Image.fromarray(np.full((50, 50, 3), (10, 200, 30), np.uint8)).save(tmp_path / "green.png")
+    with serving(painted) as (address, studio):
+        page = open_page(address, accept_downloads=True)
+        live(page)
+        page.keyboard.press("Space")
+        live(page, "paused")
+        (session,) = studio.sessions
+        page.set_input_files("#picture-file", tmp_path / "green.png")
+        live(page)
+        page.keyboard.down("w")
+        until_colour(page, (128, 255, 128))
+        with page.expect_download() as download:
+            page.click("#save")
+        download.value.save_as(tmp_path / "replay.safetensors")
+        assert download.value.suggested_filename == f"dream-{session.seed}.safetensors"
+        page.keyboard.up("w")
+        page.set_input_files("#replay-file", tmp_path / "replay.safetensors")
+        page.wait_for_selector("#replaying", state="visible")
+        until_colour(page, (128, 255, 128))
+        live(page, "paused")  # at its end
+        assert "yours to drive" in page.text_content("#toasts")
+        (tmp_path / "text.png").write_text("no picture")
+        page.set_input_files("#picture-file", tmp_path / "text.png")
+        page.wait_for_selector(".toast.bad")
+        assert "not a picture" in page.text_content("#toasts")
+
+
+@pytest.mark.needs("h264")
+def test_a_recording_is_downloaded(painted, serving, open_page) -> None:
+    with serving(painted) as (address, _):
+        page = open_page(address, accept_downloads=True)
+        live(page)
+        page.keyboard.press("c")
+        page.wait_for_selector("#recording", state="visible")
+        page.wait_for_timeout(500)
+        with page.expect_download() as download:
+            page.keyboard.press("c")
+        data = Path(download.value.path()).read_bytes()
+        assert download.value.suggested_filename.endswith(".mp4")
+        assert b"ftyp" in data[:16]
+        assert page.locator("#recording").is_hidden()
+
+
+class Mirror:
+    """A simulator that shows its last turn as green."""
+
+    def reset(self, seed: int) -> np.ndarray:
+        return np.full((32, 32, 3), (0, 100, 0), np.uint8)
+
+    def step(self, actions: np.ndarray) -> np.ndarray:
+        return np.full((1, 32, 32, 3), (0, round(100 + 10 * float(actions[0, 0])), 0), np.uint8)
+
+    def close(self) -> None: ...
+
+
+def test_the_real_world_beside_the_dream(painted, serving, open_page) -> None:
+    with serving(painted, real=Mirror) as (address, _):
+        page = open_page(address)
+        live(page)
+        assert page.locator("#real-screen").is_hidden()
+        page.check("#real-on")
+        page.wait_for_selector("#real-screen", state="visible")
+        until_colour(page, (0, 100, 0), "real")
+        page.keyboard.down("ArrowLeft")
+        until_colour(page, (0, 148, 0), "real")
+        page.uncheck("#real-on")
+        assert page.locator("#real-screen").is_hidden()
+
+
+def test_what_a_person_reads_when_it_does_not_work(painted, serving, open_page) -> None:
+    with serving(painted, Limits(sessions=1)) as (address, _), Client(address, Hello(version=1)) as client:
+        client.message("started")
+        page = open_page(address)
+        live(page, "lost")
+        assert "all 1 places" in page.text_content("#veil-text")
+        client.close()
+        page.wait_for_timeout(300)
+        page.click("#veil")
+        live(page)
+    with serving(painted, token="open-sesame") as (address, _):
+        page = open_page(address.split("?")[0])
+        live(page, "lost")
+        assert "needs its token" in page.text_content("#veil-text")
+        page = open_page(address)
+        live(page)
+        until_colour(page, REST)
+        page.wait_for_function("() => document.querySelector('#starts img').naturalWidth === 32")
+
+
+def test_worlds_with_other_actions_get_bars(painted, serving, open_page) -> None:
+    from dataclasses import replace
+
+    spec = replace(painted.actions, names=("x", "y", "grip"), low=(-1.0, -1.0, -1.0), high=(1.0, 1.0, 1.0))
+    with serving(replace(painted, actions=spec)) as (address, _):
+        page = open_page(address)
+        live(page)
+        assert page.locator(".bars div").all_text_contents() == ["x", "y", "grip"]
+        page.keyboard.down("e")
+        until_colour(page, (128, 128, round(127.5 + 127.5 * 0.6)))
+        assert page.evaluate("() => document.querySelectorAll('.bars i')[2].style.getPropertyValue('--v')") == "1"
+
+
+def test_small_screens_show_picture_and_buttons(painted, serving, open_page) -> None:
+    with serving(painted) as (address, _):
+        page = open_page(address, has_touch=True, is_mobile=True)
+        page.set_viewport_size({"width": 390, "height": 844})
+        live(page)
+        picture, button = page.locator("#dream").bounding_box(), page.locator(".key").first.bounding_box()
+        assert picture["width"] > 340
+        assert button["height"] >= 56
+        assert button["y"] + button["height"] < 844
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        shot = np.asarray(Image.open(io.BytesIO(page.screenshot())))
+        assert shot.std() > 5
