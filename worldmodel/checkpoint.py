@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 from worldmodel.ema import Ema
 from worldmodel.errors import UserError
 from worldmodel.serial import check_format, read_json, write_json
-from worldmodel.weights import read_tensors, write_tensors
+from worldmodel.weights import check_tensors, read_tensors, write_tensors
 
 FORMAT = 1
 _MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)  # others get nothing
@@ -126,17 +126,17 @@ def restore(folder: Path, roles: Mapping[str, Role]) -> None:
     for name, role in roles.items():
         path = folder / f"{name}.safetensors"
         weights = read_tensors(path)
-        _fits(weights, get_model_state_dict(role.model, options=_ALL), path)
+        check_tensors(weights, get_model_state_dict(role.model, options=_ALL), str(path))
         set_model_state_dict(role.model, weights, options=_ALL)
         if role.ema is not None:
             path = folder / f"{name}.ema.safetensors"
             average = read_tensors(path)
-            _fits(average, role.ema.state_dict(), path)
+            check_tensors(average, role.ema.state_dict(), str(path))
             role.ema.load_state_dict(average)
         path = folder / f"{name}.optimizer.safetensors"
         stored = read_tensors(path)
         whole = get_optimizer_state_dict(role.model, role.optimizers, options=_ALL)
-        _fits(stored, _flat(whole), path)
+        check_tensors(stored, _flat(whole), str(path))
         for parameter, values in whole["state"].items():
             values |= {key: stored[f"state.{parameter}.{key}"] for key in values}
         set_optimizer_state_dict(role.model, role.optimizers, whole, options=_ALL)
@@ -146,14 +146,3 @@ def _flat(optimizer: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors of an optimizer's state dict under one name each; all else is made anew from the run."""
     state = optimizer.get("state", {})  # empty on all but the main process where that gathers
     return {f"state.{parameter}.{key}": value for parameter, values in state.items() for key, value in values.items()}
-
-
-def _fits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:
-    for key in sorted(found.keys() ^ expected.keys()):
-        what = "is missing" if key in expected else "is unknown"
-        raise UserError(f"{path}: '{key}' {what}: the checkpoint belongs to another model or optimizer")
-    for key, tensor in found.items():
-        if tensor.shape != expected[key].shape:
-            raise UserError(
-                f"{path}: '{key}' has shape {list(tensor.shape)}, the model expects {list(expected[key].shape)}"
-            )

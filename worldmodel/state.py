@@ -59,14 +59,14 @@ class State:
         return State(self.memory.reset(rows), frame, seed, self.active | rows, pending, last)
 
     def advance(self, memory: Memory, x: Tensor, executed: Tensor) -> "State":
-        """Past a finished chunk x [B, K, ...] that `memory` holds, of which executed [B] frames (>= 1) were used.
+        """Past a finished chunk x [B, K, ...] that `memory` holds, of which executed [B] frames were used.
 
-        Inactive rows stay where they are.
+        Inactive rows, and rows that used none, stay where they are.
         """
         order = torch.arange(self.batch, device=x.device)
-        newest = x[order, executed - 1]
+        newest = x[order, executed.clamp_min(1) - 1]
         before = torch.zeros_like(newest) if self.last is None else self.last
-        last = torch.where(_wide(self.active, newest), newest, before)
+        last = torch.where(_wide(self.active & (executed > 0), newest), newest, before)
         frame = self.frame + torch.where(self.active, executed, torch.zeros_like(executed))
         return replace(self, memory=memory, frame=frame, last=last)
 

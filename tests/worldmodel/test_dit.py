@@ -20,7 +20,9 @@ STYLES = [
     {},
     {"qk_norm": "across_heads", "pairing": "interleaved", "rank": 0, "learned_position": False},
     {"mlp": "swiglu", "text": 12, "actions": 0, "patch": 1, "chunk": 1},
+    {"anchor": True},
 ]
+NAMES = ["ours", "wan", "text", "anchor"]
 
 
 def noisy(clip: Clip, t: torch.Tensor, seed: int = 9) -> torch.Tensor:
@@ -46,7 +48,7 @@ def cached(model, memory, history, time, x_t, t, control):
     return torch.cat(out, 1)
 
 
-@pytest.mark.parametrize("style", STYLES, ids=["ours", "wan", "text"])
+@pytest.mark.parametrize("style", STYLES, ids=NAMES)
 @pytest.mark.parametrize("memory", EXACT, ids=str)
 @torch.no_grad()
 def test_cached_chunks_equal_the_clip_with_clean_history(memory, style):
@@ -60,11 +62,12 @@ def test_cached_chunks_equal_the_clip_with_clean_history(memory, style):
         close(cached(model, memory, clip, time, x_t, t, clip.control), whole, 3e-6)
 
 
+@pytest.mark.parametrize("anchor", [False, True])
 @pytest.mark.parametrize("memory", EXACT, ids=str)
 @torch.no_grad()
-def test_cached_chunks_equal_the_block_causal_clip(memory):
+def test_cached_chunks_equal_the_block_causal_clip(memory, anchor):
     """Diffusion forcing: the memory holds the noisy frames themselves, all at one level."""
-    model = small_dit()
+    model = small_dit(anchor=anchor)
     clip = small_clip(model)
     t = torch.full(clip.x.shape[:2], 0.4)
     x_t = noisy(clip, t)
@@ -72,10 +75,11 @@ def test_cached_chunks_equal_the_block_causal_clip(memory):
     close(cached(model, memory, replace(clip, x=x_t), 0.4, x_t, t, clip.control), whole, 3e-6)
 
 
+@pytest.mark.parametrize("anchor", [False, True])
 @torch.no_grad()
-def test_several_chunks_at_once_are_block_causal():
+def test_several_chunks_at_once_are_block_causal(anchor):
     """What a pipelined sampler asks for: two chunks in one call equal the clip's, given the same memory."""
-    model = small_dit()
+    model = small_dit(anchor=anchor)
     clip = small_clip(model)
     t = torch.cat((torch.zeros(2, 4), levels(clip, 2)[:, 4:]), 1)
     x_t = noisy(clip, t)
@@ -85,9 +89,44 @@ def test_several_chunks_at_once_are_block_causal():
 
 
 @torch.no_grad()
-def test_causality():
+def test_the_end_of_a_clip_is_that_of_the_whole():
+    """Training makes only the chunks that carry a loss, with the history that they see."""
+    for style in STYLES:
+        model = small_dit(**style)
+        clip = small_clip(model)
+        t = levels(clip, model.chunk)
+        x_t, history = noisy(clip, t), (clip.x, torch.full_like(t, 0.2))
+        whole = model.clip(x_t, t, clip.control, history)
+        short = tuple(h[:, : -model.chunk] for h in history)
+        for first in (0, 4):
+            close(model.clip(x_t[:, first:], t[:, first:], clip.control, short), whole[:, first:], 2e-6)
+
+
+@torch.no_grad()
+def test_an_anchor_is_the_newest_used_frame():
+    """The second input of a chunk is the last frame that was executed, zeros for a fresh stream."""
+    model = small_dit(anchor=True)
+    clip = small_clip(model, rows=4)
+    seeds = torch.arange(4)
+    state = start(model, FullConfig(), seeds, clip.frames(0, 2))
+    state = replace(state, active=torch.tensor([True, True, True, False]))
+    chunk = Chunk(clip.x[:, 2:4], clip.control.frames(2, 4), state.frame, torch.tensor([2, 1, 0, 2]))
+    after = advance(model, chunk, state)
+    used = torch.stack((clip.x[0, 3], clip.x[1, 2], clip.x[2, 1], clip.x[3, 1]))
+    assert torch.equal(after.last, used) and after.frame.tolist() == [4, 3, 2, 2]
+    assert torch.equal(after.reset(torch.tensor([False, True, False, False]), seeds).last[1], torch.zeros_like(used[1]))
+    prepared = model.prepare(clip.control.frames(4, 6), after)
+    x_t, t = clip.x[:, 4:6], torch.full((4, 2), 0.5)
+    moved = replace(after, last=after.last + torch.tensor([0.0, 1.0, 0.0, 0.0])[:, None, None, None])
+    change = model.velocity(x_t, t, model.prepare(clip.control.frames(4, 6), moved)) - model.velocity(x_t, t, prepared)
+    assert (change.abs().amax((2, 3, 4)) > 1e-3).tolist() == [[False] * 2, [True] * 2, [False] * 2, [False] * 2]
+
+
+@pytest.mark.parametrize("anchor", [False, True])
+@torch.no_grad()
+def test_causality(anchor):
     """A chunk depends on itself and what came before, and on all of it."""
-    model = small_dit()
+    model = small_dit(anchor=anchor)
     clip = small_clip(model, rows=1)
     t = levels(clip, 2)
     x_t = noisy(clip, t)
@@ -215,7 +254,7 @@ def test_checkpointing_changes_no_gradient():
         assert torch.equal(p.grad, q.grad)
 
 
-@pytest.mark.parametrize("style", STYLES, ids=["ours", "wan", "text"])
+@pytest.mark.parametrize("style", STYLES, ids=NAMES)
 @pytest.mark.parametrize("chunk_noise", ["teacher", "independent", "monotone"])
 def test_every_parameter_learns(chunk_noise, style):
     model = small_dit(**style)

@@ -1,5 +1,6 @@
 """Every identity of the path's conventions: t = 0 is data, t = 1 is noise, v = noise - x."""
 
+import itertools
 import math
 
 import pytest
@@ -75,7 +76,7 @@ def test_shift(t, a, b):
 def test_times(steps, amount):
     times = flow.times(steps, amount)
     assert len(times) == steps + 1 and times[0] == 1.0 and times[-1] == 0.0
-    assert all(a > b for a, b in zip(times[:-1], times[1:], strict=True))
+    assert all(a > b for a, b in itertools.pairwise(times))
     for i, time in enumerate(times):
         even = 1 - i / steps
         assert math.isclose(time, amount * even / (1 + (amount - 1) * even), rel_tol=1e-9, abs_tol=1e-12)

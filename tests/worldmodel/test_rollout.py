@@ -23,7 +23,7 @@ SEEDS = torch.tensor([11, 2**40 + 12, 13])
 
 @pytest.fixture(scope="module")
 def model():
-    return small_dit()
+    return small_dit(anchor=True)
 
 
 @pytest.fixture(scope="module")

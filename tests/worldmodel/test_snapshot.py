@@ -19,9 +19,9 @@ WINDOW = WindowConfig(sink=2, ring=4)
 SEEDS = torch.tensor([2**62 + 1, 5])
 
 
-@pytest.fixture(scope="module")
-def model():
-    return small_dit()
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "anchor"])
+def model(request):
+    return small_dit(anchor=request.param)
 
 
 @pytest.fixture(scope="module")

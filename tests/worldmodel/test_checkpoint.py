@@ -1,0 +1,241 @@
+"""Checkpoints: exact, never half there, the older ones safe; everything that does not fit is named."""
+
+import errno
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+from tiny import small_clip, small_dit
+
+from worldmodel import checkpoint
+from worldmodel.checkpoint import Role
+from worldmodel.ema import Ema
+from worldmodel.errors import UserError
+from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.optim import AdamW, Muon
+from worldmodel.weights import read_tensors, write_tensors
+
+STATE = {"objective": {}, "best": None, "metrics": {"loss": 1.5}}
+
+
+def role(kind=AdamW, seed=0, steps=3, ema=True, frozen=()):
+    """A model after some steps of training."""
+    model = small_dit(seed)
+    for name, p in model.named_parameters():
+        p.requires_grad_(not name.startswith(tuple(frozen)))
+    made = Role(model, kind(lr=1e-2).build(model), Ema(model, 0.5) if ema else None)
+    advance(made, steps)
+    return made
+
+
+def advance(made, steps, seed=0):
+    objective = FlowMatching().build(made.model, made.model.cfg, seed)
+    for step in range(steps):
+        objective.loss(small_clip(made.model, seed=step)).backward()
+        for optimizer in made.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if made.ema:
+            made.ema.update()
+
+
+def save(out, made, step, keep=()):
+    return checkpoint.save(out, step, checkpoint.tensors_of({"model": made}), STATE, keep)
+
+
+def same(a, b):
+    one, two = (checkpoint.tensors_of({"model": r}) for r in (a, b))
+    assert one.keys() == two.keys()
+    return all(one[f].keys() == two[f].keys() and all(torch.equal(one[f][n], two[f][n]) for n in one[f]) for f in one)
+
+
+@pytest.mark.parametrize("frozen", [(), ("blocks.0", "patch_in")], ids=["all trained", "partly frozen"])
+@pytest.mark.parametrize("ema", [True, False])
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_there_and_back(kind, ema, frozen, tmp_path):
+    made = role(kind, ema=ema, frozen=frozen)
+    folder = save(tmp_path, made, 3)
+    fresh = role(kind, steps=0, ema=ema, frozen=frozen)
+    assert not same(made, fresh)
+    checkpoint.restore(folder, {"model": fresh})
+    assert same(made, fresh)
+    advance(made, 2, seed=1)  # and it goes on alike
+    advance(fresh, 2, seed=1)
+    assert same(made, fresh)
+    state = checkpoint.read_state(folder)
+    assert state == {"format": 1, "step": 3, **STATE}
+    names = ["model.ema.safetensors"] * ema + ["model.optimizer.safetensors", "model.safetensors", "state.json"]
+    assert sorted(p.name for p in folder.iterdir()) == names
+    stored = read_tensors(folder / "model.safetensors")
+    assert stored.keys() == {n for n, p in made.model.named_parameters() if p.requires_grad}
+
+
+def test_reading_the_state_of_a_new_optimizer_changes_nothing():
+    made = role(steps=0)
+    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    checkpoint.tensors_of({"model": made})
+    assert all(torch.equal(p, before[name]) for name, p in made.model.named_parameters())
+
+
+def test_rotation(tmp_path):
+    made = role(steps=1)
+    for step in (10, 20, 30):
+        save(tmp_path, made, step, keep=[10, step - 10])
+    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step_00000010", "step_00000020", "step_00000030"]
+    save(tmp_path, made, 40, keep=[10, 30])
+    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step_00000010", "step_00000030", "step_00000040"]
+    save(tmp_path, made, 40, keep=[])  # the same step again replaces it
+    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step_00000040"]
+    assert checkpoint.steps(tmp_path / "nothing") == []
+    assert checkpoint.last(tmp_path).endswith("step_00000040")
+    assert checkpoint.last(tmp_path / "nothing") == "no checkpoint was written yet"
+
+
+def test_remains_of_a_killed_save_are_removed(tmp_path):
+    made = role(steps=1)
+    left = tmp_path / "checkpoints" / ".step_00000007.partial"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    assert checkpoint.steps(tmp_path) == []
+    save(tmp_path, made, 9)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000009"]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_not_saved(value, tmp_path):
+    made = role(steps=1)
+    save(tmp_path, made, 1)
+    with torch.no_grad():
+        made.model.blocks[0].qkv.bias[3] = value
+    with pytest.raises(UserError, match=r"'blocks\.0\.qkv\.bias' of model is not finite at step 2; .*step_00000001"):
+        save(tmp_path, made, 2)
+    made = role(steps=1)
+    made.ema.average["time.0.weight"][0] = value
+    with pytest.raises(UserError, match=r"'time\.0\.weight' of model\.ema is not finite"):
+        save(tmp_path, made, 2)
+    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step_00000001"]
+
+
+def full(*args, **named):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("place", ["fsync", "tensors", "json", "rename", "mkdir"])
+def test_a_full_disk(place, tmp_path, monkeypatch):
+    """At whatever call it shows: one line, nothing half written, the older checkpoint is whole."""
+    made = role(steps=1)
+    older = save(tmp_path, made, 1)
+    other = role(steps=2)
+    where, name = {
+        "fsync": (os, "fsync"),
+        "tensors": (__import__("worldmodel.weights").weights, "save_file"),
+        "json": (type(tmp_path), "write_text"),
+        "rename": (type(tmp_path), "rename"),
+        "mkdir": (type(tmp_path), "mkdir"),
+    }[place]
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, full)
+        with pytest.raises(UserError, match=r"step_00000002: could not be written .*No space left on device") as error:
+            save(tmp_path, other, 2)
+    assert str(error.value).endswith(f"the last good checkpoint is {older}") and "\n" not in str(error.value)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
+    fresh = role(steps=0)
+    checkpoint.restore(older, {"model": fresh})
+    assert same(made, fresh)
+    save(tmp_path, other, 2, keep=[1])  # and when there is room again
+    assert len(checkpoint.steps(tmp_path)) == 2
+
+
+def change_json(**values):
+    def spoil(folder):
+        state = json.loads((folder / "state.json").read_text()) | values
+        (folder / "state.json").write_text(json.dumps({k: v for k, v in state.items() if v != "remove"}))
+
+    return spoil
+
+
+def change_tensors(name, change):
+    def spoil(folder):
+        tensors = read_tensors(folder / name)
+        change(tensors)
+        write_tensors(tensors, folder / name)
+
+    return spoil
+
+
+def truncate(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
+
+
+def only_a_pickle(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.pt").write_bytes(pickle.dumps({}))
+
+
+def first(tensors):
+    return min(tensors)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (truncate("model.safetensors"), r"model\.safetensors: not a complete safetensors file"),
+        (truncate("model.ema.safetensors"), r"model\.ema\.safetensors: not a complete"),
+        (truncate("model.optimizer.safetensors"), r"model\.optimizer\.safetensors: not a complete"),
+        (lambda f: (f / "model.ema.safetensors").write_bytes(b""), r"model\.ema\.safetensors: not a complete"),
+        (lambda f: (f / "model.ema.safetensors").unlink(), r"model\.ema\.safetensors: no such file"),
+        (only_a_pickle, r"model\.safetensors: no such file; model\.pt is a pickle, which could run code"),
+        (lambda f: (f / "model.safetensors").write_bytes(pickle.dumps({})), r"model\.safetensors: not a complete"),
+        (lambda f: (f / "state.json").unlink(), r"state\.json: no such file"),
+        (lambda f: (f / "state.json").write_text('{"format": 1, "st'), r"state\.json: not valid JSON"),
+        (lambda f: (f / "state.json").write_text("[]"), r"state\.json: names no format version"),
+        (change_json(format=2), r"state\.json: format 2 is newer than 1"),
+        (change_json(format="x"), r"state\.json: names no format version"),
+        (change_json(step="remove"), r"state\.json: key 'step' is missing"),
+        (change_json(objective="remove"), r"state\.json: key 'objective' is missing"),
+        (
+            change_tensors("model.safetensors", lambda t: t.pop("patch_in.bias")),
+            r"model\.safetensors: weight 'patch_in\.bias' is missing: this is not a checkpoint of this model",
+        ),
+        (
+            change_tensors("model.safetensors", lambda t: t.update(more=torch.zeros(1))),
+            r"model\.safetensors: unknown weight 'more'",
+        ),
+        (
+            change_tensors("model.safetensors", lambda t: t.update({"patch_in.bias": torch.zeros(7)})),
+            r"model\.safetensors: weight 'patch_in\.bias' has shape \[7\], the model expects \[32\]",
+        ),
+        (
+            change_tensors("model.ema.safetensors", lambda t: t.pop("updates")),
+            r"model\.ema\.safetensors: weight 'updates' is missing",
+        ),
+        (
+            change_tensors("model.optimizer.safetensors", lambda t: t.pop(first(t))),
+            r"model\.optimizer\.safetensors: weight 'state\..*' is missing",
+        ),
+        (
+            change_tensors("model.safetensors", lambda t: t.update({"patch_in.bias": torch.full((32,), torch.nan)})),
+            r"model\.safetensors: weight 'patch_in\.bias' holds values that are not finite",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(spoil, message, tmp_path, saved):
+    folder = shutil.copytree(saved, tmp_path / "step_00000001")
+    spoil(folder)
+    with pytest.raises(UserError, match=message) as error:
+        checkpoint.read_state(folder)
+        checkpoint.restore(folder, {"model": role(steps=0)})
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("saved"), role(steps=1), 1)
+
+
+def test_another_optimizer_does_not_fit(saved):
+    with pytest.raises(UserError, match=r"model\.optimizer\.safetensors: weight 'state\..*' is missing"):
+        checkpoint.restore(saved, {"model": role(Muon, steps=0)})
