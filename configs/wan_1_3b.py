@@ -22,7 +22,7 @@ from worldmodel.sampler import Euler
 
 WAN_1_3B = DiTConfig(
     channels=16, size=(60, 104), patch=2, chunk=3, dim=1536, depth=30, heads=12, hidden=8960, actions=28, text=4096,
-    text_tokens=0, time_width=256, learned_position=False, qk_norm="across_heads", pairing="interleaved",
+    text_tokens=512, time_width=256, learned_position=False, qk_norm="across_heads", pairing="interleaved",
 )  # fmt: skip
 
 

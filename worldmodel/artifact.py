@@ -14,6 +14,7 @@ from worldmodel.generate import write_comparison
 from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.lora import add_lora, merge_lora
+from worldmodel.models.text import read_text
 from worldmodel.models.tokenizer import load_tokenizer, save_tokenizer
 from worldmodel.models.wan import load_wan
 from worldmodel.models.world import WorldModel
@@ -25,22 +26,29 @@ from worldmodel.weights import load_into
 STATISTICS_BATCHES, STARTS = 16, 8
 
 
-def build(run: Run) -> nn.Module:
-    """The model that a run trains, at its step 0: new or pretrained weights, adapters where it has them."""
+def build(run: Run, frozen: torch.dtype = torch.float32) -> nn.Module:
+    """The model that a run trains, at its step 0: new or pretrained weights, adapters where it has them.
+
+    frozen: type of the weights below adapters, which are fp32 themselves. To merge adapters, leave it at fp32.
+    """
     check(run)
     if isinstance(run.model, AutoencoderConfig):
         return run.model.build()
-    model = run.model.build() if run.init is None else _pretrained(run.model, run.init)
+    dtype = torch.float32 if run.lora is None else frozen
+    text = None if run.text is None else read_text(run.text)
+    model = run.model.build().to(dtype) if run.init is None else _pretrained(run.model, run.init, text, dtype)
     return model if run.lora is None else add_lora(model, run.lora)
 
 
-def _pretrained(cfg: DiTConfig, init: str) -> DiT:
+def _pretrained(cfg: DiTConfig, init: str, text: Tensor | None, dtype: torch.dtype) -> DiT:
     """The weights of a world model's folder, or of a diffusers Wan transformer (a folder or a name on the hub)."""
-    folder = Path(init)
-    if folder.is_dir() and read_json(folder / "config.json").get("kind") == "world model":
-        model = WorldModel.load(folder).dit.requires_grad_(True).train()
+    config = Path(init) / "config.json"
+    if config.is_file() and read_json(config).get("kind") == "world model":
+        model = WorldModel.load(Path(init)).dit.to(dtype).requires_grad_(True).train()
     else:
-        model = load_wan(init, size=cfg.size, chunk=cfg.chunk, actions=cfg.actions)
+        tokens = 0 if text is not None else cfg.text_tokens
+        sizes = {"size": cfg.size, "chunk": cfg.chunk, "actions": cfg.actions}
+        model = load_wan(init, **sizes, text=text, text_tokens=tokens, dtype=dtype)
     if model.cfg != cfg:
         pairs = ((f.name, getattr(model.cfg, f.name), getattr(cfg, f.name)) for f in dataclasses.fields(cfg))
         name, found, wanted = next(p for p in pairs if p[1] != p[2])

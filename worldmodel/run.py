@@ -27,6 +27,11 @@ class Data(Protocol):
         ...
 
     @property
+    def length(self) -> int:
+        """Latent frames of a clip, of the longest ones."""
+        ...
+
+    @property
     def fps(self) -> float:
         """Pixel frames per second."""
         ...
@@ -57,10 +62,11 @@ class Data(Protocol):
 class Run[D: Data]:
     """One training. Every field can be overridden on the command line.
 
-    micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init: where
-    the transformer's weights start: a world model's folder, a diffusers Wan transformer's folder or its name on the
-    hub. lora: train adapters on frozen weights; what the run makes has them merged. checkpointing, compile: of the
-    transformer's blocks. threads: of the CPU. validate: held-out batches per validation, 0 for none. log_every,
+    micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init:
+    where the transformer's weights start: a world model's folder, a diffusers Wan transformer's folder or its name
+    on the hub. text: features that a pretrained text-to-video model attends to (models/text.py makes it); without,
+    zeros. lora: train adapters on frozen weights; what the run makes has them merged. checkpointing, compile: of
+    the transformer's blocks. threads: of the CPU. validate: held-out batches per validation, 0 for none. log_every,
     save_every, validate_every, sample_every: in steps; 0 only at the end.
     """
 
@@ -80,6 +86,7 @@ class Run[D: Data]:
     compile: bool = False
     threads: int | None = None
     init: str | None = None
+    text: Path | None = None
     lora: LoraConfig | None = None
     seed: int = 0
     log_every: int = 10

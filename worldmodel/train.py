@@ -50,7 +50,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
     if run.threads is not None:  # after accelerate, which sets its own
         torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
-    model = artifact.build(run)
+    model = artifact.build(run, torch.bfloat16 if run.precision == "bf16" else torch.float32)
     if isinstance(model, DiT):
         model.checkpointing = run.checkpointing
         for block in model.blocks if run.compile else ():

@@ -67,8 +67,10 @@ class LoraLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the type of the frozen layer's output."""
         y = F.linear(input, self.weight, self.bias)
+        if torch.is_autocast_enabled(input.device.type):  # which casts for us, without fp32 copies
+            return y + F.linear(self.scale * F.linear(input, self.lora_a), self.lora_b)
         low = self.scale * F.linear(input.to(self.lora_a.dtype), self.lora_a)
-        return y + F.linear(low.to(self.lora_b.dtype), self.lora_b).to(y.dtype)
+        return y + F.linear(low, self.lora_b).to(y.dtype)
 
     def merged(self) -> nn.Linear:
         """The plain layer with the same output."""
@@ -107,7 +109,8 @@ def add_lora[M: nn.Module](model: M, config: LoraConfig) -> M:
 def merge_lora[M: nn.Module](model: M) -> M:
     """The plain model with the same output: names, shapes and types as before `add_lora`, everything trainable.
 
-    Weights without an adapter share their storage with `model` where they are frozen there.
+    Weights without an adapter share their storage with `model` where they are frozen there. bf16 weights are too coarse
+    to hold a small adapter: merge into fp32.
     """
     dtype = next((m.weight.dtype for m in model.modules() if isinstance(m, LoraLinear)), None)
     if dtype is None:

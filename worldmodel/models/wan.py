@@ -38,6 +38,7 @@ def load_wan(
     chunk: int,
     actions: int,
     text: Tensor | None = None,
+    text_tokens: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     subfolder: str = "transformer",
@@ -47,9 +48,10 @@ def load_wan(
 
     source: a transformer's folder, a pipeline's folder, or a name on the hub such as "org/model" (HF_HUB_OFFLINE is
     honoured). size: the latent's (H, W). chunk: latent frames per chunk. actions: packed action size, 0 for none. text:
-    features [L, text width] that the model uses wherever a control brings none (see text.py). dtype, device: of the
-    weights; they are converted one by one, so that memory never holds the model twice. subfolder, revision: which
-    transformer of a pipeline, which version on the hub.
+    features [L, text width] that the model uses wherever a control brings none (see text.py); text_tokens: L without
+    them, for a text of zeros, which is how Wan pads. dtype, device: of the weights; they are converted one by one, so
+    that memory never holds the model twice. subfolder, revision: which transformer of a pipeline, which version on the
+    hub.
 
     A folder written by `export_wan` also brings back its action parts and text. Anything missing, unknown, truncated,
     pickled, not finite or of another kind of model is a UserError that names it.
@@ -59,10 +61,12 @@ def load_wan(
     extra = read_tensors(folder / EXTRA) if (folder / EXTRA).exists() else {}
     if text is not None:
         extra["default_text"] = text
-    tokens = len(extra.get("default_text", ()))
+    tokens = len(extra["default_text"]) if "default_text" in extra else text_tokens
     cfg = dit_config(read_json(path), str(path), size=size, chunk=chunk, actions=actions, text_tokens=tokens)
     if text is not None and text.shape != (tokens, cfg.text):
         raise UserError(f"text features have shape {list(text.shape)}, {source} takes [tokens, {cfg.text}]")
+    if text_tokens not in (0, tokens):
+        raise UserError(f"{source}: its text has {tokens} tokens, text_tokens is {text_tokens}")
     with torch.device("meta"):
         dit = DiT(cfg)
     shapes = {name: p.shape for name, p in dit.named_parameters()}

@@ -1,0 +1,262 @@
+"""Parameters, memory and time of a training run before it starts.
+
+Nothing is allocated: the model is built on the meta device and the bytes of a step are counted from shapes (see
+footprint.py), so that a 14 B model takes a second on a laptop.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from worldmodel.calibration import calibrate
+from worldmodel.errors import UserError
+from worldmodel.evaluate.report import Metric, Report, write
+from worldmodel.footprint import Operations, Precision, Shapes, activations, operations
+from worldmodel.models.dit import DiT, DiTConfig
+from worldmodel.models.lora import LoraConfig, add_lora
+from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.optim import AdamW, Muon
+from worldmodel.run import Run
+
+EFFICIENCY = 0.7  # training's share of the rate of one 1024^3 product; 0.6 to 0.9 measured on small models
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What decides the cost of a step on one device.
+
+    batch: clips per step; micro: micro-batches they are cut into. frames: latent frames of a clip. text_tokens: of a
+    row's text, for models with text. ema: whether averaged weights are kept. In bf16, trained weights are fp32 and
+    computed with in bf16 (autocast); frozen weights are bf16.
+    """
+
+    model: DiTConfig
+    batch: int
+    frames: int
+    micro: int = 1
+    chunk_noise: Literal["teacher", "independent", "monotone"] = "teacher"
+    precision: Precision = "fp32"
+    optimizer: AdamW | Muon = field(default_factory=AdamW)
+    checkpointing: bool = False
+    ema: bool = True
+    lora: LoraConfig | None = None
+    text_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.micro < 1 or self.batch % self.micro:
+            raise UserError(f"a batch of {self.batch} does not divide into {self.micro} micro-batches")
+        if self.frames < 1 or self.frames % self.model.chunk:
+            raise UserError(f"a clip of {self.frames} frames does not cut into chunks of {self.model.chunk}")
+
+    @classmethod
+    def of(cls, run: Run) -> "Workload":
+        """The work of a run in one process."""
+        if not isinstance(run.model, DiTConfig) or not isinstance(run.objective, FlowMatching):
+            raise UserError("estimate: only runs that train a transformer by flow matching can be estimated")
+        return cls(
+            model=run.model, batch=run.data.batch, frames=run.data.length, micro=run.micro,
+            chunk_noise=run.objective.chunk_noise, precision=run.precision, optimizer=run.optimizer,
+            checkpointing=run.checkpointing, ema=run.ema > 0, lora=run.lora,
+        )  # fmt: skip
+
+    @property
+    def shapes(self) -> Shapes:
+        text = (self.model.text_tokens or self.text_tokens) if self.model.text else 0
+        return Shapes.of(self.batch // self.micro, self.frames, self.chunk_noise, text, self.precision)
+
+    def build(self) -> DiT:
+        """The model on the meta device, with its types and what is trained."""
+        with torch.device("meta"):
+            model = self.model.build()
+        if self.lora is None:
+            return model
+        return add_lora(model.bfloat16() if self.precision == "bf16" else model, self.lora)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Parameters under one name of the model."""
+
+    name: str
+    parameters: int
+    trained: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the device. `peak` is what has to fit beside the driver's and the allocator's own."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    ema: int
+    casts: int  # bf16 copies of fp32 weights during a step
+    activations: int  # at the peak of the backward pass
+    update: int  # temporaries of the optimizer's step
+
+    @property
+    def peak(self) -> int:
+        """Gradients are there in full when the last activations go: a bound that is close with few of either."""
+        kept = self.weights + self.gradients + self.optimizer + self.ema
+        return kept + max(self.casts + self.activations, self.update)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """All about one step. seconds = operations of the step / rate."""
+
+    parts: tuple[Part, ...]
+    memory: Memory
+    operations: Operations  # of all micro-batches
+    tokens: int  # that the model sees in a step
+    frames: int  # latent frames of a step
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.parameters for part in self.parts)
+
+    @property
+    def trained(self) -> int:
+        return sum(part.trained for part in self.parts)
+
+    def seconds(self, rate: float) -> float:
+        """Time per step at `rate` operations per second."""
+        return self.operations.total / rate
+
+
+def estimate(work: Workload) -> Estimate:
+    """Parameters, bytes and operations of one training step."""
+    model, shapes = work.build(), work.shapes
+    counts = operations(model, shapes, work.checkpointing)
+    every = (counts.forward, counts.backward, counts.again)
+    return Estimate(
+        parts=_parts(model),
+        memory=_memory(work, model, shapes),
+        operations=Operations(*(work.micro * n for n in every)),
+        tokens=work.batch * shapes.seen * work.model.geometry.tokens,
+        frames=work.batch * work.frames,
+    )
+
+
+def _parts(model: DiT) -> tuple[Part, ...]:
+    names = {name.split(".")[0]: None for name, _ in model.named_parameters()}
+    parts = []
+    for top in names:
+        own = [p for name, p in model.named_parameters() if name.split(".")[0] == top]
+        parts.append(Part(top, _count(own), _count([p for p in own if p.requires_grad])))
+    return tuple(parts)
+
+
+def _count(params: list[nn.Parameter]) -> int:
+    return sum(p.numel() for p in params)
+
+
+def _memory(work: Workload, model: DiT, shapes: Shapes) -> Memory:
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    states = update = 0
+    for optimizer in work.optimizer.build(model):
+        own = sum(p.nbytes for group in optimizer.param_groups for p in group["params"])
+        adam = isinstance(optimizer, torch.optim.AdamW)
+        states += 2 * own if adam else own
+        update += own if adam else 0  # AdamW steps all parameters at once on a GPU
+    kept = activations(model, shapes)
+    depth = work.model.depth
+    casts = _casts(model) if work.precision == "bf16" else 0
+    peak = kept.peak(depth, work.checkpointing)
+    if work.checkpointing and casts:  # forward: all copies; backward: those of the block that is computed again
+        block = _casts(model.blocks[0])
+        casts, peak = block, max(peak, kept.held(depth, True) + casts - block)
+    return Memory(
+        weights=sum(p.nbytes for p in model.parameters()),
+        gradients=trained,
+        optimizer=states,
+        ema=trained if work.ema else 0,
+        casts=casts,
+        activations=peak,
+        update=update,
+    )
+
+
+def _casts(module: nn.Module) -> int:
+    layers = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    return sum(2 * p.numel() for layer in layers for p in layer.parameters() if p.dtype == torch.float32)
+
+
+def print_estimate(
+    work: Workload, *, title: str = "estimate", tflops: float | None = None, json: Path | None = None
+) -> int:
+    """Print the estimate as a table and write it as JSON.
+
+    tflops: what the device reaches in training, 10^12 operations/s (a large GPU in bf16 about 0.4 of its data sheet's
+    dense rate); without it, this machine's rate now, from one matrix product on one core.
+    """
+    found, load = estimate(work), None
+    if tflops is None:
+        measured = calibrate()
+        rate, load = EFFICIENCY * measured.gflops * 1e9, measured.load
+        source = f"{EFFICIENCY} x {measured.gflops:.0f} GFLOP/s, one core here, load {measured.load:.1f}"
+    elif tflops > 0:
+        rate, source = tflops * 1e12, f"{tflops:g} TFLOP/s, as given"
+    else:
+        raise UserError(f"estimate: tflops is {tflops}, must be above 0")
+    report = _report(found, rate, title, load)
+    Console().print(_table(found, work, rate, source, title))
+    write(report, json=json)
+    return 0
+
+
+def _table(found: Estimate, work: Workload, rate: float, source: str, title: str) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column("what")
+    table.add_column("how much", justify="right")
+    table.add_column("notes", style="dim", overflow="fold")
+    for part in found.parts:
+        note = "" if part.trained == part.parameters else f"{part.trained:,} trained"
+        table.add_row(f"parameters: {part.name}", f"{part.parameters:,}", note)
+    table.add_row("parameters", f"{found.parameters:,}", f"{found.trained:,} trained", style="bold")
+    table.add_section()
+    memory = found.memory
+    notes = {
+        "weights": work.precision if work.lora else "fp32",
+        "optimizer": type(work.optimizer).__name__,
+        "activations": "with checkpointing" if work.checkpointing else "without checkpointing",
+        "update": "while activations are gone",
+    }
+    for name in ("weights", "gradients", "optimizer", "ema", "casts", "activations", "update"):
+        table.add_row(f"memory: {name}", _gigabytes(getattr(memory, name)), notes.get(name, ""))
+    table.add_row("memory: peak", _gigabytes(memory.peak), f"{work.batch // work.micro} clips at once", style="bold")
+    table.add_section()
+    clips = f"{work.batch} clips x {work.frames} latent frames, {work.chunk_noise}"
+    table.add_row("tokens per step", f"{found.tokens:,}", clips)
+    table.add_row("operations per step", f"{found.operations.total / 1e12:,.4g} TFLOP")
+    seconds = found.seconds(rate)
+    table.add_row("time per step", f"{seconds:,.3g} s", source, style="bold")
+    table.add_row("latent frames per second", f"{found.frames / seconds:,.4g}")
+    return table
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
+
+
+def _report(found: Estimate, rate: float, title: str, load: float | None) -> Report:
+    memory = found.memory
+    names = ("weights", "gradients", "optimizer", "ema", "casts", "activations", "update", "peak")
+    metrics = {
+        "parameters": Metric(found.parameters),
+        "parameters_trained": Metric(found.trained),
+        **{f"memory_{name}": Metric(getattr(memory, name), "bytes") for name in names},
+        "tokens_per_step": Metric(found.tokens),
+        "operations_per_step": Metric(found.operations.total, "FLOP"),
+        "rate": Metric(rate, "FLOP/s"),
+        "step_time": Metric(found.seconds(rate), "s"),
+        "frames_per_second": Metric(found.frames / found.seconds(rate), "latent frames/s"),
+    }
+    if load is not None:
+        metrics["load"] = Metric(load)
+    return Report(command=f"worldmodel {title}", seeds=(), metrics=metrics)

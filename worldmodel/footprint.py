@@ -1,0 +1,182 @@
+"""How many bytes and operations a training step of a DiT takes, from its shapes alone.
+
+The counts follow the reference operations in kernels/ and what PyTorch keeps for the backward pass; fused kernels keep
+less. Shape letters: B rows, F frames that the model sees (twice the clip's with teacher forcing), S tokens of a row,
+N = B S, D width, M hidden width, L text tokens, h heads.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from worldmodel.models.dit import DiT
+from worldmodel.models.layers import Block
+from worldmodel.models.lora import LoraLinear
+
+Precision = Literal["fp32", "bf16"]
+BACKWARD_OF_ATTENTION = 2.5  # in units of the forward pass: fused attention computes the scores a second time
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The sizes of one forward pass. masked: whether attention gets a mask of [S, S]."""
+
+    rows: int
+    frames: int
+    seen: int  # frames that the model sees
+    text: int  # text tokens of a row
+    precision: Precision
+
+    @classmethod
+    def of(cls, rows: int, frames: int, chunk_noise: str, text: int, precision: Precision) -> "Shapes":
+        """Of a clip [rows, frames, ...]; teacher forcing shows every frame twice, as history and to denoise."""
+        return cls(rows, frames, 2 * frames if chunk_noise == "teacher" else frames, text, precision)
+
+    @property
+    def bytes(self) -> int:
+        """Of one activation under autocast."""
+        return 2 if self.precision == "bf16" else 4
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Bytes that one forward pass keeps for the backward pass."""
+
+    block: int  # one block, everything
+    carried: int  # of a block under activation checkpointing: its input
+    text: int  # keys and values of all layers
+    edges: int  # embeddings, positions, mask, last layer, loss
+    backward: int  # gradients of activations that are there at once, beyond what is freed meanwhile
+
+    def held(self, depth: int, checkpointing: bool) -> int:
+        """At the end of the forward pass."""
+        return depth * (self.carried if checkpointing else self.block) + self.text + self.edges
+
+    def peak(self, depth: int, checkpointing: bool) -> int:
+        """During the backward pass: with checkpointing one block at a time is there in full."""
+        return self.held(depth, checkpointing) + self.backward + (self.block if checkpointing else 0)
+
+
+def activations(model: DiT, shapes: Shapes) -> Activations:
+    """model: on any device, the meta device included; with or without adapters."""
+    cfg, a = model.cfg, shapes.bytes
+    b, f, n, h = shapes.rows, shapes.seen, cfg.geometry.tokens, cfg.heads
+    tokens = b * f * n
+    width = tokens * cfg.dim
+    norm = 4 * tokens * (h if cfg.qk_norm == "head" else 1)  # reciprocal root mean squares
+    block = _block(model)
+    frames = 4 * b * f * cfg.dim
+
+    def modulated(layer: nn.Module) -> int:  # x, LayerNorm(x), its statistics, the input of the layer
+        return 8 * width + 8 * tokens + frames + (a * width if _trains(layer) else 0)
+
+    def normed(weight: nn.Module, copy: bool) -> int:  # input and normalised input of an RMSNorm, in fp32
+        return norm + 4 * width * (_trains(weight) + copy)
+
+    attention = modulated(block.qkv) + 3 * a * width
+    attention += normed(block.norm_q, a == 2) + normed(block.norm_k, a == 2)
+    attention += 3 * a * width + 4 * tokens * h + a * (f * n) ** 2  # rotated q and k, output, log-sum-exp, mask
+    attention += (a * width if _trains(block.out) else 0) + 4 * width  # and what the gate multiplies
+    cross = 0
+    if block.cross is not None:
+        cross = 4 * width + 8 * tokens + (a * width if _trains(block.cross.q) else 0)
+        cross += normed(block.cross.norm_q, copy=True) + 2 * a * width + 4 * tokens * h
+    hidden = a * tokens * cfg.hidden
+    mlp = modulated(block.mlp.up) + 4 * width + hidden * (3 if block.mlp.gated else 1)
+    mlp += hidden if _trains(block.mlp.down) else 0
+    return Activations(
+        block=attention + cross + mlp + 6 * frames,
+        carried=a * width,
+        text=_text(model, shapes),
+        edges=_edges(model, shapes),
+        backward=12 * width,
+    )
+
+
+def _block(model: DiT) -> Block:
+    """The first of the blocks, which are all alike."""
+    block = model.blocks[0]
+    assert isinstance(block, Block)
+    return block
+
+
+def _text(model: DiT, shapes: Shapes) -> int:
+    cfg, cross = model.cfg, _block(model).cross
+    if cross is None:
+        return 0
+    a, words = shapes.bytes, shapes.rows * shapes.text
+    each = words * cfg.dim
+    layer = 3 * a * each + 4 * words * (cfg.heads if cfg.qk_norm == "head" else 1)  # keys and values, normed keys
+    layer += 4 * each * (_trains(cross.norm_k) + (_trains(cross.kv) and a == 2))
+    embedding = a * words * (cfg.text + 3 * cfg.dim) if _trains(model.text) else a * each
+    return cfg.depth * layer + embedding
+
+
+def _edges(model: DiT, shapes: Shapes) -> int:
+    cfg, a = model.cfg, shapes.bytes
+    s = shapes.seen * cfg.geometry.tokens
+    tokens, values = shapes.rows * s, shapes.rows * s * cfg.channels * cfg.patch**2
+    rope = 4 * tokens * (cfg.dim // cfg.heads)
+    mask = s * s * (3 if shapes.seen > shapes.frames else 2) // 2
+    embedding = a * values if _trains(model.patch_in) else 0
+    time = 4 * shapes.rows * shapes.seen * (cfg.time_width + 9 * cfg.dim if _trains(model.time) else 4 * cfg.dim)
+    last = (8 + (a if _trains(model.patch_out) else 0)) * tokens * cfg.dim + 8 * tokens
+    loss = 4 * 6 * values * shapes.frames // shapes.seen + 4 * values
+    return rope + mask + embedding + time + last + loss
+
+
+def _gradient_to_input(model: DiT, name: str) -> bool:
+    """Whether the backward pass of a linear layer goes on to its input: not where nothing before it is trained."""
+    if name in ("patch_in", "time.0", "action_in.0", "text.0"):
+        return False
+    if name == "time.2":
+        return _trains(model.time[0])
+    if name == "text.2":
+        return _trains(model.text[0])
+    return _trains(model.text) if name.endswith("cross.kv") else True
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether anything in it is trained; a linear layer keeps its input for that, and only for that."""
+    return any(p.requires_grad for p in module.parameters())
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Floating-point operations of one forward and backward pass; a multiplication and an addition are two."""
+
+    forward: float
+    backward: float
+    again: float  # the blocks once more, with activation checkpointing
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.again
+
+
+def operations(model: DiT, shapes: Shapes, checkpointing: bool) -> Operations:
+    """Of matrix products and attention; the rest is below 1 % of them and bound by memory."""
+    cfg = model.cfg
+    tokens = shapes.rows * shapes.seen * cfg.geometry.tokens
+    words, frames = shapes.rows * shapes.text, shapes.rows * shapes.seen
+    scores = 4.0 * tokens * shapes.seen * cfg.geometry.tokens * cfg.dim + 4.0 * tokens * shapes.text * cfg.dim
+    forward, backward = cfg.depth * scores, BACKWARD_OF_ATTENTION * cfg.depth * scores
+    blocks = forward
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear):
+            continue
+        rows = frames
+        if name.startswith("text.") or name.endswith("cross.kv"):
+            rows = words
+        elif name.startswith("patch") or (name.startswith("blocks.") and name.split(".")[2] not in ("down", "up")):
+            rows = tokens
+        to_input = _gradient_to_input(model, name)
+        once = 2.0 * rows * layer.in_features * layer.out_features
+        adapter = 0.0
+        if isinstance(layer, LoraLinear):
+            adapter = 2.0 * rows * len(layer.lora_a) * (layer.in_features + layer.out_features)
+        forward += once + adapter
+        backward += once * (layer.weight.requires_grad + to_input) + 2 * adapter
+        blocks += (once + adapter) * (name.startswith("blocks.") and not name.endswith("cross.kv"))
+    return Operations(forward, backward, blocks if checkpointing else 0.0)
