@@ -23,7 +23,7 @@ def simulator(name: str, model: WorldModel) -> Callable[[], RealWorld]:
     height, width = (side * model.tokenizer.spatial for side in model.dit.cfg.size)
     if height != width:
         raise UserError(f"{name}: simulators make square pictures, the model's have {width} x {height} pixels")
-    options = WorldOptions(size=height)
+    options = WorldOptions(size=height, rows=1)
 
     def opened() -> "Simulator":
         return Simulator(open_world(name, options))

@@ -41,6 +41,7 @@ class WorldOptions:
     camera: str | None = None
     policy: str | None = None  # name of the behaviour that collects data
     depth: bool = False  # add "depth" to the observations
+    rows: int | None = None  # how many copies a vectorised world steps together
 
 
 class Behaviour(Protocol):

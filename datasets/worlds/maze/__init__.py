@@ -32,4 +32,4 @@ def open_world(variant: str, options: WorldOptions) -> VectorMaze:
         raise UserError(f"maze draws pictures of 16 to 256 pixels, an even number, not {options.size}")
     rooms, layout_seed = _VARIANTS[variant]
     name = f"maze/{variant}" if variant else "maze"
-    return VectorMaze(ROWS, rooms, options.size, options.depth, layout_seed, name)
+    return VectorMaze(options.rows or ROWS, rooms, options.size, options.depth, layout_seed, name)
