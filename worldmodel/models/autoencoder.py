@@ -8,7 +8,6 @@ CPU core. Trained by `worldmodel.objectives.autoencoder`.
 Letters: B batch, T frames, N = B * T, C latent channels, H W pixels, h w latent cells (H / spatial, W / spatial).
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -26,7 +25,7 @@ from worldmodel.models.tokenizer import (
     read_config,
     refuse_pickles,
 )
-from worldmodel.serial import from_json, to_json
+from worldmodel.serial import from_json, to_json, write_json
 from worldmodel.weights import load_into, read_tensors, write_tensors
 
 WEIGHTS_FILE = "model.safetensors"
@@ -122,7 +121,7 @@ class Autoencoder(nn.Module):
     def save(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors` to a folder (made if needed)."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG_FILE).write_text(json.dumps(to_json(self.config), indent=2) + "\n")
+        write_json(to_json(self.config), folder / CONFIG_FILE)
         write_tensors(self.state_dict(), folder / WEIGHTS_FILE)
 
     @classmethod

@@ -104,6 +104,8 @@ class WorldModel:
             raise UserError(f"{path}: fps must be a number above 0, not {config['fps']!r}")
         dit = from_json(config["dit"], DiTConfig, f"{path}: dit").build()
         load_into(dit, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
+        if not (folder / "tokenizer").is_dir():
+            raise UserError(f"{folder / 'tokenizer'}: no such folder, the model's tokenizer is missing")
         tokenizer = load_tokenizer(folder / "tokenizer")
         if tokenizer.channels != dit.cfg.channels:
             raise UserError(f"{path}: {dit.cfg.channels} latent channels, but its tokenizer makes {tokenizer.channels}")
