@@ -207,7 +207,8 @@ def _latents(path: Path) -> Report:
     for index, length in info.episodes.items():
         try:
             latents.frames(index, length - 1, length)
-            collected.append(latents.actions(index)[1:].reshape(-1, len(info.action_names)))
+            rows = (length - 1) * info.temporal
+            collected.append(latents.actions(index)[1:].reshape(rows, len(info.action_names)))
         except UserError as error:
             if finished:
                 report.problems.append(str(error))

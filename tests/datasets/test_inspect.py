@@ -105,6 +105,14 @@ def test_dataset_latents_and_their_problems(folder, tokenizer, tmp_path):
     assert "not finalised" in examine(tmp_path / "data").problems[0]
 
 
+def test_latents_without_actions_and_of_one_frame(tmp_path, videos, tokenizer):
+    for name, count in (("a", 9), ("b", 1)):
+        videos.make(tmp_path / "clips" / f"{name}.mp4", count=count)
+    encode_recordings(open_recordings(tmp_path / "clips"), tokenizer, tmp_path / "latents")
+    report = examine(tmp_path / "latents")
+    assert not report.problems and "actions" not in report.facts and report.facts["latent frames"] == 10
+
+
 def test_tokenizer_and_world_model(tmp_path, tokenizer):
     assert examine(tokenizer).kind == "tokenizer (Autoencoder)"
     model = AutoencoderConfig(channels=4, widths=(8, 8), blocks=(0, 0)).build()
