@@ -124,7 +124,8 @@ def film_mp4(film: Film) -> bytes:
 
 def _picture(picture: Picture) -> str:
     data = png(enlarge(picture.frame, picture.scale))
-    return f'<figure class="whole"><h3>{html.escape(picture.title)}</h3><img alt="" src="{data_uri(data, "image/png")}"></figure>'
+    title, source = html.escape(picture.title), data_uri(data, "image/png")
+    return f'<figure class="whole"><h3>{title}</h3><img alt="" src="{source}"></figure>'
 
 
 def png(frame: NDArray[np.uint8]) -> bytes:

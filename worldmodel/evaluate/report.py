@@ -141,11 +141,18 @@ def write(report: Report, json: Path | None = None, html: Path | None = None) ->
 
     for path in (json, html):
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
     if json is not None:
         write_json(report.to_json(), json)
     if html is not None:
         write_text(render(report), html)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: could not be made ({error.strerror or error})") from error
 
 
 def write_text(text: str, path: Path) -> None:

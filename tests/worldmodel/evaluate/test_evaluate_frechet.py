@@ -49,7 +49,9 @@ def test_factor_reproduces_mean_and_covariance():
     for n, d in ((50, 7), (7, 50)):
         a = sample(n, d, 9)
         fitted = Gaussian.fit(a.float())
-        torch.testing.assert_close(fitted.factor.T @ fitted.factor, torch.cov(a.float().double().T), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            fitted.factor.T @ fitted.factor, torch.cov(a.float().double().T), rtol=1e-9, atol=1e-9
+        )
         assert fitted.mean.dtype == torch.float64
         assert fitted.rank == min(n - 1, d)
 

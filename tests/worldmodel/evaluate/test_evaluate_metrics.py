@@ -56,7 +56,7 @@ def test_ssim_equals_the_definition():
 
 
 def test_ssim_equals_scikit_image():
-    """structural_similarity(..., gaussian_weights=True, sigma=1.5, use_sample_covariance=False) of scikit-image 0.26."""
+    """structural_similarity(..., gaussian_weights=True, use_sample_covariance=False) of scikit-image 0.26."""
     rng = np.random.default_rng(0)
     a = rng.integers(0, 256, (40, 52, 3), dtype=np.uint8)
     b = np.clip(a + rng.normal(0, 30, a.shape), 0, 255).astype(np.uint8)

@@ -139,7 +139,9 @@ def test_an_exact_model_continues_as_recorded(sampler):
     assert (begin, whole_chunks(world, 9)) == (8, 3)
     control = following(world, pieces, 2, pieces.actions)
     made = continuations(world, beginning(world, pieces, 2), control, seed=0)
-    if isinstance(sampler, Pipelined):  # a memory of one position cannot serve chunks in flight: only the first is exact
+    if isinstance(
+        sampler, Pipelined
+    ):  # a memory of one position cannot serve chunks in flight: only the first is exact
         assert np.abs(made[:, :4].astype(int) - pieces.pixels[:, begin : begin + 4]).max() <= 1
     else:
         assert np.abs(made.astype(int) - pieces.pixels[:, begin:]).max() <= 1
