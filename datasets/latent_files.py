@@ -139,7 +139,7 @@ def write_episode(folder: Path, index: int, latents: NDArray[Any], actions: NDAr
     """
     path = episode_file(folder, index)
     with np.errstate(over="ignore"):  # reported below
-        half = latents.astype(np.float16)
+        half = np.ascontiguousarray(latents, np.float16)  # safetensors would write a view in its order in memory
     bad = ~np.isfinite(half).all(axis=(1, 2, 3))
     if bad.any():
         raise UserError(f"{path}: latent frame {int(bad.argmax())} holds values that are not finite in float16")

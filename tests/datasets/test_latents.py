@@ -295,6 +295,17 @@ def test_latents_that_are_not_finite_in_float16(tmp_path):
         write_episode(tmp_path, 0, latents, None)
 
 
+def test_views_are_written_as_they_are_read(tmp_path):
+    latents = np.random.default_rng(0).standard_normal((5, 2, 3, 4)).astype(np.float16)
+    actions = np.random.default_rng(1).standard_normal((5, 1, 2)).astype(np.float32)
+    turned = latents.transpose(1, 3, 2, 0).copy().transpose(3, 0, 2, 1)
+    write_episode(tmp_path, 0, turned, actions.transpose(2, 1, 0).copy().transpose(2, 1, 0))
+    values = {"tokenizer": "t", "sha256": "", "spatial": 1, "temporal": 1, "shape": (2, 3, 4), "fps": Fraction(1)}
+    info = LatentsInfo(**values, action_names=NAMES, source="", camera="", episodes={0: 5})
+    np.testing.assert_array_equal(Latents(tmp_path, info).frames(0, 0, 5), latents)
+    np.testing.assert_array_equal(Latents(tmp_path, info).actions(0), actions)
+
+
 def test_full_disk(tmp_path, monkeypatch):
     def full(tensors, path):
         path.write_bytes(b"half")
