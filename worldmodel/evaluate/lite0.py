@@ -102,7 +102,8 @@ class Lite0(nn.Module):
         model = cls()
         weights = torch.load(weights_file(), map_location="cpu", weights_only=True)
         model.load_state_dict({_renamed(name): value for name, value in weights.items()})
-        return model.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+        model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        return model.eval().requires_grad_(False)
 
 
 def weights_file() -> Path:

@@ -21,23 +21,24 @@ def flow_fields(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     Dense inverse search (Kroeger et al., 1603.03590; OpenCV's with the medium preset, to full resolution) on grey
     pictures of 64 x 64, averaged over 16 x 16 cells. Channel 0 is to the right, 1 down, in pixels of the small picture.
     """
-    search = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    search = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
     search.setFinestScale(0)
     batch, length = pixels.shape[:2]
     fields = np.empty((batch, length - 1, 2, GRID, GRID), np.float32)
     for row in range(batch):
         grey = [_grey(frame) for frame in pixels[row]]
         for i in range(length - 1):
-            cells = search.calc(grey[i], grey[i + 1], None).reshape(GRID, SIDE // GRID, GRID, SIDE // GRID, 2)
+            flow = search.calc(grey[i], grey[i + 1], None)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            cells = flow.reshape(GRID, SIDE // GRID, GRID, SIDE // GRID, 2)
             fields[row, i] = cells.mean((1, 3)).transpose(2, 0, 1)
     return fields
 
 
 def _grey(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
     grey = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
-    if grey.shape == (SIDE, SIDE):
-        return grey
-    return cv2.resize(grey, (SIDE, SIDE), interpolation=cv2.INTER_AREA)  # pyright: ignore[reportReturnType]
+    if grey.shape != (SIDE, SIDE):
+        grey = cv2.resize(grey, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+    return grey.astype(np.uint8, copy=False)
 
 
 def has_pose(names: Sequence[str]) -> bool:

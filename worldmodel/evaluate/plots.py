@@ -1,9 +1,10 @@
 """Plots as SVG text. One look for all of them."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 
 COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b")
 REAL, MODEL, BASELINE = "#0f172a", COLOURS[0], COLOURS[1]
-STYLE = {
+STYLE: dict[Any, Any] = {  # matplotlib's own type of key is private
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.spines.top": False,
@@ -75,7 +76,7 @@ def curves(lines: Sequence[Curve], x_label: str, y_label: str, zero: bool = Fals
     return out[0]
 
 
-def bars(names: Sequence[str], groups: dict[str, ArrayLike], y_label: str, line: float | None = None) -> str:
+def bars(names: Sequence[str], groups: Mapping[str, ArrayLike], y_label: str, line: float | None = None) -> str:
     """Groups of bars, one colour per group. line: a level to compare with."""
     with axes() as (ax, out):
         width = 0.8 / len(groups)
@@ -105,7 +106,7 @@ def scatter(panels: Sequence[tuple[str, ArrayLike, ArrayLike, str]], x_label: st
     return out[0]
 
 
-def trace(series: dict[str, ArrayLike], x_label: str, y_label: str) -> str:
+def trace(series: Mapping[str, ArrayLike], x_label: str, y_label: str) -> str:
     """Thin lines of a long series of measurements."""
     with axes() as (ax, out):
         for i, (label, values) in enumerate(series.items()):
