@@ -18,6 +18,7 @@ from worldmodel.models.text import read_text
 from worldmodel.models.tokenizer import load_tokenizer, save_tokenizer
 from worldmodel.models.wan import load_wan
 from worldmodel.models.world import WorldModel
+from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.pixels import enlarge, to_uint8, write_video
 from worldmodel.run import Run
 from worldmodel.serial import read_json
@@ -66,11 +67,11 @@ def make(run: Run, weights: dict[str, Tensor], card: dict[str, Any]) -> WorldMod
     if isinstance(model, Autoencoder):
         _measure(model, run)
         return model
-    tokenizer = load_tokenizer(run.data.tokenizer).eval().requires_grad_(False)
+    tokenizer: Any = load_tokenizer(run.data.tokenizer)  # tokenizers are modules
     assert isinstance(model, DiT)
     return WorldModel(
         dit=model,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer.eval().requires_grad_(False),
         actions=run.data.action_spec,
         fps=run.data.fps,
         stream=run.stream,
@@ -123,6 +124,8 @@ def check(run: Run) -> None:
     """The run's parts must fit each other; what does not is a UserError that names both sides."""
     clip = _example(run)
     frame = tuple(clip.x.shape[2:])
+    if isinstance(run.model, AutoencoderConfig) != isinstance(run.objective, Reconstruction):
+        raise UserError(f"objective {type(run.objective).__name__} does not train a {type(run.model).__name__}")
     if isinstance(run.model, AutoencoderConfig):
         factor = 2 ** len(run.model.widths)
         if frame[0] != 3 or frame[1] % factor or frame[2] % factor:

@@ -46,7 +46,7 @@ class Role:
 
 def tensors_of(roles: Mapping[str, Role]) -> dict[str, dict[str, Tensor]]:
     """File name to whole CPU tensors. All ranks must call this; only the main process gets the answer."""
-    files: dict[str, dict[str, Tensor]] = {}
+    files: dict[str, Any] = {}
     for name, role in roles.items():
         files[name] = get_model_state_dict(role.model, options=_MAIN)
         if role.ema is not None:
@@ -125,8 +125,9 @@ def restore(folder: Path, roles: Mapping[str, Role]) -> None:
     """Load weights, averages and optimizer states; names and shapes must fit exactly."""
     for name, role in roles.items():
         path = folder / f"{name}.safetensors"
-        weights = read_tensors(path)
-        check_tensors(weights, get_model_state_dict(role.model, options=_ALL), str(path))
+        weights: dict[str, Any] = read_tensors(path)
+        own: dict[str, Any] = get_model_state_dict(role.model, options=_ALL)
+        check_tensors(weights, own, str(path))
         set_model_state_dict(role.model, weights, options=_ALL)
         if role.ema is not None:
             path = folder / f"{name}.ema.safetensors"
@@ -135,7 +136,7 @@ def restore(folder: Path, roles: Mapping[str, Role]) -> None:
             role.ema.load_state_dict(average)
         path = folder / f"{name}.optimizer.safetensors"
         stored = read_tensors(path)
-        whole = get_optimizer_state_dict(role.model, role.optimizers, options=_ALL)
+        whole: Any = get_optimizer_state_dict(role.model, role.optimizers, options=_ALL)
         check_tensors(stored, _flat(whole), str(path))
         for parameter, values in whole["state"].items():
             values |= {key: stored[f"state.{parameter}.{key}"] for key in values}

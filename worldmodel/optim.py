@@ -38,7 +38,7 @@ class MuonOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -80,7 +80,7 @@ class Muon:
         hidden = {n: p for n, p in named if "blocks." in n and n.endswith(".weight") and p.ndim == 2}
         fused = {name: FUSED.get(name.split(".")[-2], 1) for name in hidden}
         groups = [{"params": [hidden[n] for n in hidden if fused[n] == parts], "parts": parts} for parts in (1, 2, 3)]
-        rest = [_adamw([p for n, p in named if n not in hidden], self)]
+        rest: list[torch.optim.Optimizer] = [_adamw([p for n, p in named if n not in hidden], self)]
         if not hidden:  # adapters only
             return rest
         return [MuonOptimizer([g for g in groups if g["params"]], self.lr, self.momentum, self.weight_decay), *rest]

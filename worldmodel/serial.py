@@ -35,7 +35,7 @@ def from_json(data: Any, kind: Any, where: str) -> Any:
 
     Unknown and missing keys, and a type that is none of the allowed ones, are UserErrors that name the key.
     """
-    allowed = [k for k in (typing.get_args(kind) or (kind,)) if dataclasses.is_dataclass(k)]
+    allowed: list[Any] = [k for k in (typing.get_args(kind) or (kind,)) if dataclasses.is_dataclass(k)]
     if not isinstance(data, dict):
         raise UserError(f"{where}: expected an object, found {type(data).__name__}")
     name = data.get("type", allowed[0].__name__ if len(allowed) == 1 else None)

@@ -56,7 +56,8 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
         for block in model.blocks if run.compile else ():
             block.compile()
     wrapped, *optimizers = accelerator.prepare(model, *run.optimizer.build(model))
-    objective = run.objective.build(wrapped, run.model, run.seed)
+    kind: Any = run.objective  # which fits the model: artifact.check
+    objective = kind.build(wrapped, run.model, run.seed)
     roles = {"model": Role(wrapped, optimizers, Ema(model, run.ema) if run.ema else None)}
     step, best, metrics = _resume(run, roles, objective)
 
@@ -72,7 +73,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
             frames = sum(clip.x.shape[0] * clip.x.shape[1] for clip in clips) * accelerator.num_processes
             line.update(step, metrics, frames, time.perf_counter() - started)
             asked = torch.tensor(stop.requested, device=accelerator.device)
-            stopping = bool(accelerator.reduce(asked.int(), "sum"))  # all ranks leave at the same step
+            stopping = _mean(accelerator, asked.float()) > 0  # all ranks leave at the same step
 
             # Once in a while, and always at the end: log, validate, save, draw a sample.
             last = stopping or step == run.steps
@@ -114,15 +115,15 @@ def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, step: 
     for i in range(update.count):
         last = i + 1 == update.count
         with nullcontext() if last else accelerator.no_sync(role.model):
-            loss = next(losses)
-            accelerator.backward(loss)
-        total += loss.detach()
-    norm = accelerator.clip_grad_norm_(role.model.parameters(), run.clip_grad)
-    mean: Tensor = accelerator.reduce(total, "mean")
-    if not (math.isfinite(mean.item()) and math.isfinite(float(norm))):
+            part = next(losses)
+            accelerator.backward(part)
+        total += part.detach()
+    norm = float(torch.as_tensor(accelerator.clip_grad_norm_(role.model.parameters(), run.clip_grad)))
+    loss = _mean(accelerator, total)
+    if not (math.isfinite(loss) and math.isfinite(norm)):
         raise UserError(
-            f"the loss is {mean.item()} and its gradient norm {float(norm)} at step {step}: lower the learning rate "
-            f"(now {run.optimizer.lr}) or clip_grad (now {run.clip_grad}); {checkpoint.last(run.out)}"
+            f"the loss is {loss} and its gradient norm {norm} at step {step}: lower the learning rate (now "
+            f"{run.optimizer.lr}) or clip_grad (now {run.clip_grad}); {checkpoint.last(run.out)}"
         )
     for optimizer in role.optimizers:
         for group in optimizer.param_groups:
@@ -131,8 +132,14 @@ def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, step: 
         optimizer.zero_grad(set_to_none=True)
     if role.ema is not None:
         role.ema.update()
-    others = {name: float(accelerator.reduce(value, "mean")) for name, value in update.metrics.items()}
-    return {"loss": mean.item(), "grad_norm": float(norm), "learning_rate": rate, **others}
+    others = {name: _mean(accelerator, value) for name, value in update.metrics.items()}
+    return {"loss": loss, "grad_norm": norm, "learning_rate": rate, **others}
+
+
+def _mean(accelerator: Accelerator, value: Tensor) -> float:
+    """Over the processes."""
+    total: Any = accelerator.reduce(value, "mean")
+    return float(total)
 
 
 def validate(run: Run, objective: Objective, role: Role) -> dict[str, float]:

@@ -9,13 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny import TinyData, close, in_processes, same_training, tensors_in, tiny_run
+from tiny import FROM_CLEAN, TinyData, close, in_processes, same_training, tensors_in, tiny_run
 
 from worldmodel import checkpoint
 from worldmodel import train as training
@@ -123,6 +124,7 @@ def test_what_a_step_does(tmp_path, monkeypatch):
     after = tensors_in(tmp_path / "run")
     for (name, p), grad in zip(model.named_parameters(), gradients[0], strict=True):
         close(grad, p.grad, 1e-6)
+        assert p.grad is not None
         g = p.grad * 0.01 / norm
         step = rate * g / (g.abs() + 1e-8)  # Adam's first step
         expected = p.detach() * (1 - rate * decay * (p.ndim >= 2)) - step
@@ -201,11 +203,15 @@ def finish(run, to, kills, seed):
     """Start the run again and again, kill it at random moments `kills` times, then let it end."""
     rng, delays = random.Random(seed), []
     while True:
+        (to / "started").unlink(missing_ok=True)
         (process,) = in_processes(run, to)
         if len(delays) < kills:
-            delays.append(rng.uniform(0.3, 2.0))
+            while not (to / "started").exists():
+                time.sleep(0.01)
+            delays.append(rng.uniform(0.1, 1.0))
             process.join(delays[-1])
-            os.kill(process.pid, signal.SIGKILL) if process.exitcode is None else None
+            if process.exitcode is None:
+                process.kill()
             process.join()
             continue
         process.join()
@@ -214,8 +220,8 @@ def finish(run, to, kills, seed):
 
 
 def killed_run(out, **changes):
-    """30 steps of at least 50 ms, saved every 4."""
-    return tiny_run(out, {"pause": 0.05}, steps=30, save_every=4, validate_every=7, **changes)
+    """20 steps of at least 20 ms, saved every 3."""
+    return tiny_run(out, {"pause": 0.02}, steps=20, save_every=3, validate_every=7, **changes)
 
 
 def check_killed(tmp_path, kills, seed, **changes):
@@ -229,7 +235,7 @@ def check_killed(tmp_path, kills, seed, **changes):
 
 
 def test_killed_at_random_moments(tmp_path):
-    check_killed(tmp_path, kills=3, seed=0)
+    check_killed(tmp_path, kills=2, seed=0)
 
 
 @pytest.mark.slow
@@ -443,11 +449,7 @@ def test_a_file_that_cannot_grow(tmp_path):
     (older,) = checkpoint.steps(tmp_path / "run")
     size = (older / "model.optimizer.safetensors").stat().st_size
     assert size > max(p.stat().st_size for p in older.iterdir() if "optimizer" not in p.name)
-    from tiny import multiprocessing
-
-    child = multiprocessing.get_context("forkserver").Process(
-        target=limited, args=(size - 1, tiny_run(tmp_path / "run"), tmp_path)
-    )
+    child = FROM_CLEAN.Process(target=limited, args=(size - 1, tiny_run(tmp_path / "run"), tmp_path))
     child.start()
     child.join()
     said = (tmp_path / "error.txt").read_text()
@@ -514,8 +516,11 @@ def test_parts_that_do_not_fit(tmp_path):
             train(tiny_run(tmp_path / "run", model=DiTConfig(**(model | changes))))
     with pytest.raises(UserError, match="clips of 6 frames must be chunks of 2, more than the 3 that are only context"):
         train(tiny_run(tmp_path / "run", objective=FlowMatching(context=3)))
+    autoencoder = AutoencoderConfig(channels=2, widths=(4,), blocks=(0,))
     with pytest.raises(UserError, match=r"learns from RGB pictures, the data's frames are \(2, 4, 6\)"):
-        train(tiny_run(tmp_path / "run", model=AutoencoderConfig(channels=2, widths=(4,), blocks=(0,))))
+        train(tiny_run(tmp_path / "run", model=autoencoder, objective=Reconstruction()))
+    with pytest.raises(UserError, match="objective FlowMatching does not train a AutoencoderConfig"):
+        train(tiny_run(tmp_path / "run", model=autoencoder))
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="file/run: cannot be made"):
         train(replace(tiny_run(tmp_path / "run"), out=tmp_path / "file" / "run"))

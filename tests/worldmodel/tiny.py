@@ -156,12 +156,17 @@ def same_training(a: Path, b: Path) -> bool:
     )
 
 
+FROM_CLEAN = multiprocessing.get_context("forkserver")
+FROM_CLEAN.set_forkserver_preload(["worldmodel.train", "torch.utils.tensorboard", "torch._dynamo"])  # take seconds
+
+
 def record(run: Run, to: Path) -> None:
     """Train, and write the metrics of every step, the first step's gradients and the number of processes.
 
     The target of processes that are started for a test; what goes wrong as a UserError is written to `to`/error.txt.
     """
     to.mkdir(parents=True, exist_ok=True)
+    (to / "started").touch()
     apply, steps = training.apply, []
     rank, world = int(os.environ.get("RANK", "0")), []
 
@@ -190,8 +195,6 @@ def record(run: Run, to: Path) -> None:
 
 def in_processes(run: Run, to: Path, count: int = 1) -> list[Any]:
     """Processes that `record` a run together, started and not awaited; they are forked from a clean one."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["worldmodel.train", "torch.utils.tensorboard", "torch._dynamo"])  # seconds
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -199,7 +202,7 @@ def in_processes(run: Run, to: Path, count: int = 1) -> list[Any]:
     for rank in range(count):
         world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = {name: str(value) for name, value in world.items()} if count > 1 else {}
-        process = context.Process(target=_in_environment, args=(environment, run, to))
+        process = FROM_CLEAN.Process(target=_in_environment, args=(environment, run, to))
         process.start()
         made.append(process)
     return made

@@ -136,11 +136,8 @@ class DiT(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
-        zero = [
-            self.shared,
-            self.patch_out,
-            *(b.up for b in self.blocks if b.cfg.rank),
-        ]  # AdaLN-Zero: identity at first
+        zero: list[Any] = [self.shared, self.patch_out]  # AdaLN-Zero: identity at first
+        zero += [block.up for block in self.blocks] if self.cfg.rank else []
         zero += [self.action_out, self.action_modulation] if self.cfg.actions else []
         for module in zero:
             nn.init.zeros_(module.weight)
@@ -253,7 +250,8 @@ class DiT(nn.Module):
                 raise ValueError("this model was built with text cross-attention: its control must carry text")
             words = self.default_text.expand(control.batch, -1, -1) if control.text is None else control.text
             features = self.text(words)
-            text = tuple(block.cross.keys_values(features) for block in self.blocks)
+            blocks: Any = self.blocks
+            text = tuple(block.cross.keys_values(features) for block in blocks)
         return Prepared(action, modulation, self.rope.table(frames), past, mask, text)
 
     def _anchors(self, x: Tensor, last: Tensor | None, after: bool = False) -> Tensor:
@@ -283,7 +281,8 @@ class DiT(nn.Module):
             text = None if prepared.text is None else prepared.text[i]
             args = (h, e, shared, prepared.rope, past, prepared.mask, text)
             if self.checkpointing and torch.is_grad_enabled():
-                h, k, v = checkpoint(block, *args, use_reentrant=False)
+                made: Any = checkpoint(block, *args, use_reentrant=False)
+                h, k, v = made
             else:
                 h, k, v = block(*args)
             if keep:

@@ -106,7 +106,7 @@ class WorldModel:
         load_into(dit, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
         if not (folder / "tokenizer").is_dir():
             raise UserError(f"{folder / 'tokenizer'}: no such folder, the model's tokenizer is missing")
-        tokenizer = load_tokenizer(folder / "tokenizer")
+        tokenizer: Any = load_tokenizer(folder / "tokenizer")  # tokenizers are modules
         if tokenizer.channels != dit.cfg.channels:
             raise UserError(f"{path}: {dit.cfg.channels} latent channels, but its tokenizer makes {tokenizer.channels}")
         actions = None if config["actions"] is None else from_json(config["actions"], ActionSpec, f"{path}: actions")
