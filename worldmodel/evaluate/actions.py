@@ -131,7 +131,7 @@ def _score_metrics(arms: dict[str, Judged], dim: int, valid: np.ndarray, seed: i
         for arm, judged in arms.items():
             metrics[f"{group}_{arm}"] = score_metric(judged, chosen, seed)
         ratio = metrics[f"{group}_generated"].value / max(metrics[f"{group}_real"].value, 1e-6)
-        metrics[f"{group}_ratio"] = Metric(ratio, "generated / real", len(arms["real"].true))
+        metrics[f"{group}_ratio"] = Metric(ratio, "x real", len(arms["real"].true))
     metrics["probe_valid_dimensions"] = Metric(int(valid[:dim].sum()), f"of {dim}")
     for group, members in groups.items():
         for column in members:

@@ -157,7 +157,7 @@ def _metrics(
     metrics["memory_bytes"] = Metric(streamed.memory[-1], "bytes", len(streamed.memory))
     metrics["memory_bytes_change"] = Metric(max(streamed.memory) - min(streamed.memory), "bytes", len(streamed.memory))
     metrics["streamed_frames"] = Metric(len(total) * frames, "frames")
-    metrics["calibration_gflops"] = Metric(load.gflops, "GFLOP/s on one core")
+    metrics["calibration_gflops"] = Metric(load.gflops, "GFLOP/s")
     metrics["load_average"] = Metric(load.load, "runnable processes")
     metrics["threads"] = Metric(torch.get_num_threads())
     return metrics

@@ -23,6 +23,7 @@ STYLE: dict[Any, Any] = {  # matplotlib's own type of key is private
     "axes.edgecolor": "#94a3b8",
     "axes.labelcolor": "#334155",
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e2e8f0",
     "grid.linewidth": 0.8,
     "xtick.color": "#64748b",
