@@ -6,7 +6,6 @@ footprint.py), so that a 14 B model takes a second on a laptop.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 from rich.console import Console
@@ -39,7 +38,7 @@ class Workload:
     batch: int
     frames: int
     micro: int = 1
-    chunk_noise: Literal["teacher", "independent", "monotone"] = "teacher"
+    objective: FlowMatching = field(default_factory=FlowMatching)
     precision: Precision = "fp32"
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     checkpointing: bool = False
@@ -50,8 +49,10 @@ class Workload:
     def __post_init__(self) -> None:
         if self.batch < 1 or self.micro < 1 or self.batch % self.micro:
             raise UserError(f"a batch of {self.batch} does not divide into {self.micro} micro-batches")
-        if self.frames < 1 or self.frames % self.model.chunk:
+        if self.frames % self.model.chunk:
             raise UserError(f"a clip of {self.frames} frames does not cut into chunks of {self.model.chunk}")
+        if self.frames <= self.objective.context * self.model.chunk:
+            raise UserError(f"a clip of {self.frames} frames is only context: nothing of it is trained on")
 
     @classmethod
     def of(cls, run: Run) -> "Workload":
@@ -60,14 +61,15 @@ class Workload:
             raise UserError("estimate: only runs that train a transformer by flow matching can be estimated")
         return cls(
             model=run.model, batch=run.data.batch, frames=run.data.length, micro=run.micro,
-            chunk_noise=run.objective.chunk_noise, precision=run.precision, optimizer=run.optimizer,
+            objective=run.objective, precision=run.precision, optimizer=run.optimizer,
             checkpointing=run.checkpointing, ema=run.ema > 0, lora=run.lora,
         )  # fmt: skip
 
     @property
     def shapes(self) -> Shapes:
         text = (self.model.text_tokens or self.text_tokens) if self.model.text else 0
-        return Shapes.of(self.batch // self.micro, self.frames, self.chunk_noise, text, self.precision)
+        rows, chunk = self.batch // self.micro, self.model.chunk
+        return Shapes.of(rows, self.frames, chunk, self.objective, text, self.precision)
 
     def build(self) -> DiT:
         """The model on the meta device, with its types and what is trained."""
@@ -231,7 +233,7 @@ def _table(found: Estimate, work: Workload, rate: float, source: str, title: str
         table.add_row(f"memory: {name}", _gigabytes(getattr(memory, name)), notes.get(name, ""))
     table.add_row("memory: peak", _gigabytes(memory.peak), f"{work.batch // work.micro} clips at once", style="bold")
     table.add_section()
-    clips = f"{work.batch} clips x {work.frames} latent frames, {work.chunk_noise}"
+    clips = f"{work.batch} clips x {work.frames} latent frames, {work.objective.chunk_noise}"
     table.add_row("tokens per step", f"{found.tokens:,}", clips)
     table.add_row("operations per step", f"{found.operations.total / 1e12:,.4g} TFLOP")
     seconds = found.seconds(rate)

@@ -1,8 +1,8 @@
 """How many bytes and operations a training step of a DiT takes, from its shapes alone.
 
 The counts follow the reference operations in kernels/ and what PyTorch keeps for the backward pass; fused kernels keep
-less. Shape letters: B rows, F frames that the model sees (twice the clip's with teacher forcing), S tokens of a row,
-N = B S, D width, M hidden width, L text tokens, h heads.
+less. Shape letters: B rows, F frames that the model sees, S tokens of a row, N = B S, D width, M hidden width, L text
+tokens, h heads.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from torch import nn
 from worldmodel.models.dit import DiT
 from worldmodel.models.layers import Block
 from worldmodel.models.lora import LoraLinear
+from worldmodel.objectives.flow_matching import FlowMatching
 
 Precision = Literal["fp32", "bf16"]
 BACKWARD_OF_ATTENTION = 2.5  # in units of the forward pass: fused attention computes the scores a second time
@@ -20,18 +21,28 @@ BACKWARD_OF_ATTENTION = 2.5  # in units of the forward pass: fused attention com
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The sizes of one forward pass. masked: whether attention gets a mask of [S, S]."""
+    """The sizes of one forward pass."""
 
     rows: int
-    frames: int
-    seen: int  # frames that the model sees
+    frames: int  # of a clip
+    history: int  # clean frames that the model sees beside those that it denoises, with teacher forcing
+    made: int  # frames that it denoises
     text: int  # text tokens of a row
     precision: Precision
 
     @classmethod
-    def of(cls, rows: int, frames: int, chunk_noise: str, text: int, precision: Precision) -> "Shapes":
-        """Of a clip [rows, frames, ...]; teacher forcing shows every frame twice, as history and to denoise."""
-        return cls(rows, frames, 2 * frames if chunk_noise == "teacher" else frames, text, precision)
+    def of(
+        cls, rows: int, frames: int, chunk: int, objective: FlowMatching, text: int, precision: Precision
+    ) -> "Shapes":
+        """Of clips [rows, frames, ...] under an objective."""
+        if objective.chunk_noise != "teacher":
+            return cls(rows, frames, 0, frames, text, precision)
+        return cls(rows, frames, frames - chunk, frames - objective.context * chunk, text, precision)
+
+    @property
+    def seen(self) -> int:
+        """Frames that the model sees, F."""
+        return self.history + self.made
 
     @property
     def bytes(self) -> int:
@@ -116,13 +127,13 @@ def _text(model: DiT, shapes: Shapes) -> int:
 def _edges(model: DiT, shapes: Shapes) -> int:
     cfg, a = model.cfg, shapes.bytes
     s = shapes.seen * cfg.geometry.tokens
-    tokens, values = shapes.rows * s, shapes.rows * s * cfg.channels * cfg.patch**2
+    tokens, frame = shapes.rows * s, 4 * shapes.rows * cfg.channels * cfg.size[0] * cfg.size[1]
     rope = 4 * tokens * (cfg.dim // cfg.heads)
-    mask = s * s * (3 if shapes.seen > shapes.frames else 2) // 2
-    embedding = a * values if _trains(model.patch_in) else 0
+    mask = s * s * (2 if shapes.history else 1)
+    embedding = a * tokens * model.patch_in.in_features if _trains(model.patch_in) else 0
     time = 4 * shapes.rows * shapes.seen * (cfg.time_width + 9 * cfg.dim if _trains(model.time) else 4 * cfg.dim)
     last = (8 + (a if _trains(model.patch_out) else 0)) * tokens * cfg.dim + 8 * tokens
-    loss = 4 * 6 * values * shapes.frames // shapes.seen + 4 * values
+    loss = frame * (5 * shapes.frames + 2 * shapes.seen)
     return rope + mask + embedding + time + last + loss
 
 

@@ -32,9 +32,12 @@ WAN_1_3B = {
 }  # fmt: skip
 CASES = {
     "plain": Workload(model=SMALL, batch=2, frames=6),
-    "independent": Workload(model=SMALL, batch=2, frames=6, chunk_noise="independent"),
+    "independent": Workload(model=SMALL, batch=2, frames=6, objective=FlowMatching(chunk_noise="independent")),
     "swiglu": Workload(model=replace(SMALL, mlp="swiglu", rank=8), batch=1, frames=8),
     "wan": Workload(model=replace(SMALL, **WAN_ARITHMETIC), batch=2, frames=6, text_tokens=9),
+    "anchor": Workload(
+        model=replace(SMALL, anchor=True), batch=2, frames=8, objective=FlowMatching(context=2, context_noise=0.1)
+    ),
     "wide": Workload(model=replace(SMALL, dim=96, hidden=384, depth=3), batch=2, frames=4),
     "lora": Workload(model=SMALL, batch=2, frames=6, lora=LoraConfig(rank=4)),
     "wan lora": Workload(
@@ -77,7 +80,7 @@ def real(work):
     has_action = torch.ones(rows, work.frames, dtype=torch.bool)
     control = ActionControl(torch.randn(rows, work.frames, cfg.actions), has_action, text)
     clip = Clip(torch.randn(rows, work.frames, *model.frame_shape), control, torch.arange(rows))
-    objective = FlowMatching(chunk_noise=work.chunk_noise).build(model, cfg, 0)
+    objective = work.objective.build(model, cfg, 0)
 
     def loss():
         half = torch.autocast("cpu", torch.bfloat16) if work.precision == "bf16" else contextlib.nullcontext()
@@ -184,7 +187,7 @@ def test_wan_1_3b_without_allocating_it():
 
 
 @settings(max_examples=20, deadline=None)
-@given(rows=st.integers(1, 6), chunks=st.integers(1, 4), precision=st.sampled_from(["fp32", "bf16"]))
+@given(rows=st.integers(1, 6), chunks=st.integers(2, 4), precision=st.sampled_from(["fp32", "bf16"]))
 def test_more_work_costs_more(rows, chunks, precision):
     work = Workload(model=SMALL, batch=rows, frames=2 * chunks, precision=precision)
     found = estimate(work)
@@ -195,7 +198,7 @@ def test_more_work_costs_more(rows, chunks, precision):
     split = estimate(replace(work, batch=6 * rows, micro=6))
     assert split.memory == found.memory
     assert split.operations.total == pytest.approx(6 * found.operations.total)
-    assert split.tokens == 6 * found.tokens == 6 * rows * 4 * chunks * 16
+    assert split.tokens == 6 * found.tokens == 6 * rows * (4 * chunks - 4) * 16
     deep = replace(work, model=replace(SMALL, depth=12))
     assert estimate(replace(deep, checkpointing=True)).memory.peak < estimate(deep).memory.peak
 
@@ -221,6 +224,8 @@ def test_prints_and_writes(tmp_path: Path, capsys):
 def test_bad_workloads():
     with pytest.raises(UserError, match="5 frames does not cut into chunks of 2"):
         Workload(model=SMALL, batch=1, frames=5)
+    with pytest.raises(UserError, match="2 frames is only context"):
+        Workload(model=SMALL, batch=1, frames=2)
     with pytest.raises(UserError, match="batch of 3 does not divide into 2 micro-batches"):
         Workload(model=SMALL, batch=3, frames=4, micro=2)
     with pytest.raises(UserError, match="tflops is 0"):
