@@ -29,7 +29,7 @@ def run() -> Run:
         schedule=Schedule(shape="cosine", warmup=100, floor=0.02),
         stream=StreamConfig(memory=WindowConfig(sink=0, ring=10), sampler=Euler(steps=4), context_time=0.0),
         out=Path("runs/doom"),
-        steps=3450,
+        steps=3000,
         ema=0.998,
         threads=1,
         compile=True,
