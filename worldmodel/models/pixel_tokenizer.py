@@ -12,13 +12,11 @@ from worldmodel.serial import to_json
 
 @dataclass(frozen=True, kw_only=True)
 class PixelTokenizerConfig:
-    """gain: latents are pixels times this, so that their variance is nearer to 1."""
-
-    gain: float = 2.0
+    """There is nothing to choose."""
 
 
 class PixelTokenizer(nn.Module):
-    """Pixels [B, T, 3, H, W] in [-1, 1] <-> "latents" [B, T, 3, H, W] = gain * pixels."""
+    """Pixels [B, T, 3, H, W] in [-1, 1] <-> the same as "latents"."""
 
     channels, spatial, temporal = 3, 1, 1
 
@@ -28,11 +26,11 @@ class PixelTokenizer(nn.Module):
 
     def encode(self, pixels: Tensor) -> Tensor:
         check_pixels(self, pixels)
-        return pixels * self.config.gain
+        return pixels
 
     def decode(self, latents: Tensor) -> Tensor:
         check_latents(self, latents)
-        return (latents / self.config.gain).clamp(-1, 1)
+        return latents.clamp(-1, 1)
 
     def decode_stream(self, latents: Tensor, state: DecodeState | None) -> tuple[Tensor, DecodeState]:
         """Frames are independent: the state is empty."""
