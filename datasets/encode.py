@@ -43,7 +43,8 @@ from worldmodel.datasets.recordings import (
     picture_size,
 )
 from worldmodel.errors import UserError
-from worldmodel.models.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
+from worldmodel.models.tokenizer import Tokenizer
+from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.pixels import to_float
 
 BATCH = 32  # frames encoded at once, a multiple of every temporal factor
@@ -137,7 +138,7 @@ def encode_recordings(
     begin(out, info)
     if not (out / TOKENIZER).is_dir():
         beside = out / f"{TOKENIZER}.part"
-        save_tokenizer(model, beside)
+        model.save(beside)
         beside.rename(out / TOKENIZER)
     missing = [index for index in info.episodes if not is_written(out, info, index)]
     left, total = sum(encoding.lengths[index] for index in missing), sum(encoding.lengths.values())

@@ -16,7 +16,7 @@ from worldmodel.datasets.progress import progress_bar
 from worldmodel.datasets.recordings import Recordings
 from worldmodel.datasets.video import open_video
 from worldmodel.errors import UserError
-from worldmodel.models.tokenizer import load_tokenizer
+from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import WorldModel
 from worldmodel.serial import read_json
 from worldmodel.weights import PICKLES, read_tensors

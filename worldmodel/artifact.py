@@ -15,7 +15,7 @@ from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.lora import add_lora, merge_lora
 from worldmodel.models.text import read_text
-from worldmodel.models.tokenizer import load_tokenizer, save_tokenizer
+from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.wan import load_wan
 from worldmodel.models.world import WorldModel
 from worldmodel.objectives.reconstruction import Reconstruction
@@ -91,14 +91,6 @@ def _starts(run: Run) -> Clip:
     chunk = run.model.chunk if isinstance(run.model, DiTConfig) else 1
     rows = torch.arange(min(STARTS, clip.batch))
     return clip.select(rows).frames(0, clip.x.shape[1] // chunk * chunk)
-
-
-def save(made: WorldModel | Autoencoder, folder: Path) -> None:
-    """Write the folder."""
-    if isinstance(made, Autoencoder):
-        save_tokenizer(made, folder)
-    else:
-        made.save(folder)
 
 
 def look(made: WorldModel | Autoencoder, run: Run, video: Path) -> None:

@@ -234,9 +234,11 @@ def _capabilities(marks: list[ast.expr]) -> set[str]:
 
 
 def main(json: Path | None = None) -> int:
-    """Prints the report, writes it to `json` if given. Returns 1 if something that the base install needs fails.
+    """Say what works on this machine, what does not and why, and which tests are skipped here.
 
-    Raises UserError if `json` cannot be written.
+    Example: worldmodel doctor
+
+    --json FILE also writes it. The exit code is 1 if something that the base install needs does not work.
     """
     found = report()
     tests = Path(worldmodel.__file__).resolve().parent.parent / "tests"

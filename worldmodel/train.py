@@ -194,7 +194,7 @@ def _keep(
     card = {"step": step, "seed": run.seed, "weights": "averaged" if average else "last", "metrics": state["metrics"]}
     made = artifact.make(run, {**files["model"], **average}, card)
     if save:  # the model first: once the checkpoint of the last step is there, so is what the run was for
-        artifact.save(made, run.out / "model")
+        made.save(run.out / "model")
         newest = [int(folder.name.removeprefix("step_")) for folder in checkpoint.steps(run.out)[-1:]]
         checkpoint.save(run.out, step, files, state, [*newest, *([state["best"][1]] if state["best"] else [])])
     if look:

@@ -1,4 +1,4 @@
-"""Chunk attention over remembered segments and the current chunk: the definition that fast versions are tested against."""
+"""Attention over what is remembered and the current chunk: the definition that fast versions are tested against."""
 
 import torch
 from torch import Tensor

@@ -19,7 +19,7 @@ from worldmodel.datasets.latents import LatentClips
 from worldmodel.datasets.recordings import fit, parse_fps, parse_size
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
-from worldmodel.models.tokenizer import load_tokenizer, save_tokenizer
+from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.pixels import to_float
 
 COUNTS = (37, 70, 5, 33)
@@ -29,7 +29,7 @@ COUNTS = (37, 70, 5, 33)
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(AutoencoderConfig(channels=4, widths=(8, 8, 8), blocks=(0, 0, 0)).build(), folder)
+    AutoencoderConfig(channels=4, widths=(8, 8, 8), blocks=(0, 0, 0)).build().save(folder)
     return folder
 
 
@@ -137,7 +137,7 @@ def test_other_settings_and_other_folders_are_refused(tmp_path, data, tokenizer)
     with pytest.raises(UserError, match=r"latents\.json: latents of another shape; give a new folder"):
         encode_recordings(data, tokenizer, tmp_path / "out", size=(16, 16))
     torch.manual_seed(1)
-    save_tokenizer(AutoencoderConfig(channels=4, widths=(8, 8, 8), blocks=(0, 0, 0)).build(), tmp_path / "other")
+    AutoencoderConfig(channels=4, widths=(8, 8, 8), blocks=(0, 0, 0)).build().save(tmp_path / "other")
     with pytest.raises(UserError, match="latents of another sha256"):
         encode_recordings(data, tmp_path / "other", tmp_path / "out")
     with pytest.raises(UserError, match="not empty, and no latents"):
@@ -271,7 +271,7 @@ def test_wan_tokenizer_whole_and_piece_by_piece(tmp_path, videos):
     torch.manual_seed(0)
     sizes = {"base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
     statistics = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
-    save_tokenizer(WanTokenizer(AutoencoderKLWan(**sizes, **statistics)), tmp_path / "wan")
+    WanTokenizer(AutoencoderKLWan(**sizes, **statistics)).save(tmp_path / "wan")
     videos.make(tmp_path / "a.mp4", count=75, height=16, width=16)
     data = VideoFolder.open(tmp_path / "a.mp4")
     encode_recordings(data, tmp_path / "wan", tmp_path / "out")

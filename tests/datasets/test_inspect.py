@@ -18,7 +18,6 @@ from worldmodel.datasets.recordings import open_recordings
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
-from worldmodel.models.tokenizer import save_tokenizer
 from worldmodel.models.world import StreamConfig, WorldModel
 
 
@@ -33,7 +32,7 @@ def folder(tmp_path, videos) -> Path:
 @pytest.fixture
 def tokenizer(tmp_path) -> Path:
     torch.manual_seed(0)
-    save_tokenizer(AutoencoderConfig(channels=4, widths=(8, 8, 8), blocks=(0, 0, 0)).build(), tmp_path / "tokenizer")
+    AutoencoderConfig(channels=4, widths=(8, 8, 8), blocks=(0, 0, 0)).build().save(tmp_path / "tokenizer")
     return tmp_path / "tokenizer"
 
 

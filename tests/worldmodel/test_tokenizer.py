@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.diffusers_tokenizer import FrameTokenizer, WanTokenizer
-from worldmodel.models.tokenizer import Tokenizer, load_tokenizer, num_latent_frames, save_tokenizer
+from worldmodel.models.tokenizer import Tokenizer, num_latent_frames
+from worldmodel.models.tokenizer_folder import load_tokenizer
 
 WAN = {
     "base_dim": 8,
@@ -239,7 +240,7 @@ def test_wan_needs_temporal_factor_four():
 @pytest.mark.parametrize("name", ALL)
 def test_save_and_load_are_bit_identical(name, tmp_path):
     tokenizer = ALL[name]()
-    save_tokenizer(tokenizer, tmp_path / "saved")
+    tokenizer.save(tmp_path / "saved")
     loaded = load_tokenizer(tmp_path / "saved")
     assert type(loaded) is type(tokenizer)
     ours, theirs = tokenizer.state_dict(), loaded.state_dict()

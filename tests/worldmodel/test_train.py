@@ -23,7 +23,7 @@ from worldmodel import train as training
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
-from worldmodel.models.tokenizer import load_tokenizer
+from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import WorldModel
 from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.objectives.reconstruction import Reconstruction

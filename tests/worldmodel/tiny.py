@@ -23,7 +23,6 @@ from worldmodel.errors import UserError
 from worldmodel.memory import WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiT, DiTConfig
-from worldmodel.models.tokenizer import save_tokenizer
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.optim import AdamW, Schedule
@@ -129,7 +128,7 @@ def tiny_run(out: Path, data: dict[str, Any] | None = None, **changes: Any) -> R
     folder = out.parent / "tokenizer"
     if not folder.exists():
         torch.manual_seed(0)
-        save_tokenizer(AutoencoderConfig(channels=2, widths=(4,), blocks=(0,)).build(), folder)
+        AutoencoderConfig(channels=2, widths=(4,), blocks=(0,)).build().save(folder)
     fields: dict[str, Any] = {
         "model": DiTConfig(**(SIZES | {"dim": 16, "depth": 1, "hidden": 16, "time_width": 8, "heads": 1})),
         "objective": FlowMatching(context_noise=0.2),

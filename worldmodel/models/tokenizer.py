@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from worldmodel.errors import UserError
-from worldmodel.serial import from_json, read_json
+from worldmodel.serial import read_json
 from worldmodel.weights import PICKLES
 
 DecodeState = tuple[Tensor, ...]
@@ -55,54 +55,6 @@ class Tokenizer(Protocol):
     def save(self, folder: Path) -> None:
         """Write `config.json` and the weights (safetensors) to a folder (made if needed)."""
         ...
-
-
-def load_tokenizer(name: str | Path, subfolder: str | None = None) -> Tokenizer:
-    """Load any tokenizer from a folder, or a diffusers one from the hub.
-
-    The folder's `config.json` says what it holds: `"type": "AutoencoderConfig"` is ours, a diffusers `"_class_name"` is
-    one of `AutoencoderKLWan`, `AutoencoderKL` and `AutoencoderTiny`. Weights are read from safetensors files only.
-    The name "pixels" gives the tokenizer that leaves pixels as they are.
-
-    Args:
-        name: a local folder, "pixels", or a hub name "owner/model" if there is no such folder.
-        subfolder: where the autoencoder lies inside it ("vae" in a diffusers pipeline).
-
-    Raises:
-        UserError: no such folder or hub model, no or broken `config.json`, an unknown kind, pickled, missing, truncated
-            or unfitting weights; the message names the file.
-    """
-    from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig  # imports this file
-    from worldmodel.models.pixel_tokenizer import PixelTokenizer, PixelTokenizerConfig
-
-    if str(name) == "pixels":
-        return PixelTokenizer(PixelTokenizerConfig())
-    folder = Path(name)
-    if folder.is_file():
-        _refuse_pickle(folder)
-        raise UserError(f"{folder}: a tokenizer is a folder with {CONFIG_FILE}, this is a file")
-    if not folder.is_dir():
-        # diffusers takes seconds to import: worlds with our own autoencoder do without it
-        from worldmodel.models.diffusers_tokenizer import download
-
-        folder = download(str(name), subfolder)
-    elif subfolder is not None:
-        folder = folder / subfolder
-    config = read_config(folder)
-    if config.get("type") == AutoencoderConfig.__name__:
-        return Autoencoder.load(folder)
-    if config.get("type") == PixelTokenizerConfig.__name__:
-        return PixelTokenizer(from_json(config, PixelTokenizerConfig, str(folder / CONFIG_FILE)))
-    if "_class_name" in config:
-        from worldmodel.models.diffusers_tokenizer import load_diffusers
-
-        return load_diffusers(folder)
-    raise UserError(f"{folder / CONFIG_FILE}: this is not the configuration of a tokenizer")
-
-
-def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Write a tokenizer to a folder (made if needed) that `load_tokenizer` reads back bit for bit."""
-    tokenizer.save(Path(folder))
 
 
 def num_latent_frames(tokenizer: Tokenizer, num_frames: int) -> int:
@@ -152,9 +104,9 @@ def read_config(folder: Path) -> dict[str, object]:
 def refuse_pickles(folder: Path) -> None:
     """Raise `UserError` if a folder without safetensors weights holds pickled ones: reading them could run code."""
     for path in sorted(folder.iterdir()):
-        _refuse_pickle(path)
+        refuse_pickle(path)
 
 
-def _refuse_pickle(path: Path) -> None:
+def refuse_pickle(path: Path) -> None:
     if path.suffix in PICKLES:
         raise UserError(f"{path}: a pickle could run code when it is read; only safetensors files are loaded")

@@ -17,12 +17,12 @@ from worldmodel.actions import ActionSpec
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
 from worldmodel.memory import FullConfig, WindowConfig
+from worldmodel.models.dit import DiT, DiTConfig
+from worldmodel.models.tokenizer import Tokenizer
+from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.sampler import AnySampler, Euler
 from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
 from worldmodel.weights import PICKLES, load_into, read_tensors, write_tensors
-
-from .dit import DiT, DiTConfig
-from .tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 
 FORMAT = 1
 
@@ -61,7 +61,7 @@ class WorldModel:
         """Write the folder; an existing file of it is replaced, each in one piece. A full disk is a UserError."""
         folder.mkdir(parents=True, exist_ok=True)
         write_tensors(self.dit.state_dict(), folder / "model.safetensors")
-        save_tokenizer(self.tokenizer, folder / "tokenizer")
+        self.tokenizer.save(folder / "tokenizer")
         if self.starts is not None:
             control = self.starts.control
             tensors = {"x": self.starts.x, "action": control.action, "has_action": control.has_action}
