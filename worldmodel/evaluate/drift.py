@@ -49,7 +49,7 @@ def evaluate_drift(
             f"drift: counts must be at least 1, window at least 3 and at most frames; got clips {clips}, horizon "
             f"{horizon}, rollouts {rollouts}, frames {frames}, window {window}, windows {windows}, context {context}"
         )
-    judges = tuple(open_encoder(choice, world.tokenizer) for choice in encoders)
+    judges = tuple(open_encoder(choice, world.tokenizer, world.device) for choice in encoders)
     made = clips * len(seeds) * whole_chunks(world, horizon) * world.pixel_frames
     with stage("short continuations", made, quiet=quiet) as progress:
         short = continue_short(world, recordings, clips, context, horizon, seeds, progress)

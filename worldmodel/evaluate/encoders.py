@@ -3,7 +3,6 @@
 Pictures are [N, 3, H, W], uint8 in 0..255 or float in [-1, 1]. The name of a metric says which encoder made it.
 """
 
-import json
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from worldmodel.errors import UserError
 from worldmodel.evaluate.lite0 import Lite0
 from worldmodel.models.tokenizer import Tokenizer
+from worldmodel.serial import read_json
 
 
 class Encoder(Protocol):
@@ -62,11 +62,11 @@ class Lite0Encoder:
     name = "lite0"
     stages = (0, 1, 2, 4, 6)  # the last map at each of the strides 2, 4, 8, 16 and 32
 
-    def __init__(self, size: int = 128) -> None:
-        self.size, self.net = size, Lite0.pretrained()
+    def __init__(self, size: int = 128, device: torch.device | str = "cpu") -> None:
+        self.size, self.device, self.net = size, device, Lite0.pretrained().to(device)
 
     def _input(self, pixels: Tensor) -> Tensor:
-        x = (_resized(unit(pixels), self.size) * 127.5 + 0.5) / 128
+        x = (_resized(unit(pixels.to(self.device)), self.size) * 127.5 + 0.5) / 128
         return x.contiguous(memory_format=torch.channels_last)
 
     def features(self, pixels: Tensor) -> Tensor:
@@ -86,11 +86,11 @@ class AutoencoderFeatures:
 
     name = "autoencoder"
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, device: torch.device | str = "cpu") -> None:
+        self.tokenizer, self.device = tokenizer, device
 
     def features(self, pixels: Tensor) -> Tensor:
-        latents = self.tokenizer.encode(unit(pixels)[:, None])[:, 0]
+        latents = self.tokenizer.encode(unit(pixels.to(self.device))[:, None])[:, 0]
         quarters = F.adaptive_avg_pool2d(latents, 2).flatten(1)
         return torch.cat((quarters, latents.std((2, 3), correction=0)), 1).float()
 
@@ -105,12 +105,13 @@ class LocalEncoder:
 
     MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-    def __init__(self, path: Path, size: int = 224) -> None:
-        self.name, self.size, self.path = path.stem.replace("-", "_"), size, path
-        self.net, self.pooled = _transformers(path) if path.is_dir() else (_torchscript(path), False)
+    def __init__(self, path: Path, size: int = 224, device: torch.device | str = "cpu") -> None:
+        self.name, self.size, self.path, self.device = path.stem.replace("-", "_"), size, path, device
+        net, self.pooled = _transformers(path) if path.is_dir() else (_torchscript(path), False)
+        self.net = net.to(device)
 
     def features(self, pixels: Tensor) -> Tensor:
-        x = (_resized(unit(pixels), self.size) + 1) / 2
+        x = (_resized(unit(pixels.to(self.device)), self.size) + 1) / 2
         x = (x - x.new_tensor(self.MEAN)[:, None, None]) / x.new_tensor(self.DEVIATION)[:, None, None]
         out = self.net(x).pooler_output if self.pooled else self.net(x)
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(pixels):
@@ -128,8 +129,8 @@ def _torchscript(path: Path) -> nn.Module:
 
 
 def _transformers(path: Path) -> tuple[nn.Module, bool]:
-    config = path / "config.json"
-    if not config.is_file() or "model_type" not in json.loads(config.read_text(encoding="utf-8")):
+    config = read_json(path / "config.json")
+    if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path}: an encoder's folder needs a config.json of transformers with a model_type")
     from transformers import AutoModel  # takes seconds to import
 
@@ -140,26 +141,29 @@ def _transformers(path: Path) -> tuple[nn.Module, bool]:
     return net.eval().requires_grad_(False), True
 
 
-def open_encoder(choice: str, tokenizer: Tokenizer) -> Encoder:
-    """lite0, autoencoder (the model's own tokenizer), or the path of a TorchScript file or transformers folder."""
+def open_encoder(choice: str, tokenizer: Tokenizer, device: torch.device | str = "cpu") -> Encoder:
+    """lite0, autoencoder (the model's own tokenizer), or the path of a TorchScript file or transformers folder.
+
+    device: where the encoder runs; the tokenizer must be there already.
+    """
     match choice:
         case "lite0":
-            return Lite0Encoder()
+            return Lite0Encoder(device=device)
         case "autoencoder":
-            return AutoencoderFeatures(tokenizer)
+            return AutoencoderFeatures(tokenizer, device)
         case _:
-            return LocalEncoder(Path(choice))
+            return LocalEncoder(Path(choice), device=device)
 
 
 @torch.no_grad()
 def features_of(encoder: Encoder, pixels: Tensor, batch: int = 32) -> Tensor:
-    """Features [N, D] fp64 of any number of pictures [N, 3, H, W], a few at a time."""
-    return torch.cat([encoder.features(piece).double() for piece in pixels.split(batch)])
+    """Features [N, D] fp64, on the CPU, of any number of pictures [N, 3, H, W], a few at a time."""
+    return torch.cat([encoder.features(piece).cpu().double() for piece in pixels.split(batch)])
 
 
 @torch.no_grad()
 def perceptual_distance(encoder: MapEncoder, first: Tensor, second: Tensor, batch: int = 32) -> Tensor:
-    """A distance [N] of pictures [N, 3, H, W] each: |a - b|^2 of channel vectors scaled to length 1, averaged.
+    """A distance [N], on the CPU, of pictures [N, 3, H, W] each: |a - b|^2 of channel vectors of length 1, averaged.
 
     The form of Zhang et al. (1801.03924) with every weight 1: each map's channel vectors are normalised at every
     position, their squared differences summed over channels (2 - 2 cos, so 0 to 4), averaged over positions and then
@@ -168,7 +172,7 @@ def perceptual_distance(encoder: MapEncoder, first: Tensor, second: Tensor, batc
     found = []
     for a, b in zip(first.split(batch), second.split(batch), strict=True):
         layers = zip(encoder.maps(a), encoder.maps(b), strict=True)
-        found.append(torch.stack([_map_distance(x, y) for x, y in layers]).mean(0))
+        found.append(torch.stack([_map_distance(x, y) for x, y in layers]).mean(0).cpu())
     return torch.cat(found)
 
 
