@@ -38,6 +38,8 @@ class Beside:
         """temporal: pictures of a latent frame. latents: T. still: [pack, D], the actions of doing nothing."""
         self._factory, self._temporal, self._latents, self._still = factory, temporal, latents, still
         self._on_failure = on_failure
+        self.shown = False  # whether it runs with the dream
+        self.asked = False  # for footage, that has not been used yet
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._pixels: deque[Pixels] = deque(maxlen=1 + (latents - 1) * temporal)
         self._actions: deque[NDArray[np.float32]] = deque(maxlen=(latents - 1) * len(still))
@@ -45,20 +47,20 @@ class Beside:
         self._thread.start()
 
     @property
-    def room(self) -> bool:
-        """Whether the simulator keeps up."""
-        return self._jobs.qsize() < AHEAD
+    def ready(self) -> bool:
+        """Whether the dream may go on: the simulator keeps up, and gives no beginning (they would drift apart)."""
+        return not self.asked and not (self.shown and self._jobs.qsize() >= AHEAD)
 
     def step(self, actions: NDArray[np.float32], show: Callable[[Pixels], None]) -> None:
         """Execute a chunk's actions [K, pack, D]; `show` gets the pictures [K * temporal, H, W, 3]."""
         self._jobs.put(lambda world: show(np.concatenate([self._step(world, each) for each in actions])))
 
-    def open(self, seed: int, show: Callable[[Pixels], None]) -> None:
-        """Start an episode; `show` gets its first picture [1, H, W, 3]."""
-        self._jobs.put(lambda world: show(self._reset(world, seed)[None]))
-
     def footage(self, seed: int | None, give: Callable[[Footage], None]) -> None:
-        """`give` gets the last T latent frames; with a seed, of a new episode in which nothing was done."""
+        """`give` gets the last T latent frames; with a seed, of a new episode in which nothing was done.
+
+        The dream waits until its owner clears `asked`.
+        """
+        self.asked = True
         self._jobs.put(lambda world: give(self._footage(world, seed)))
 
     def close(self) -> None:

@@ -94,6 +94,8 @@ def from_start(world: WorldModel, index: int, seed: int) -> Opening:
 
 def from_footage(world: WorldModel, footage: Footage, seed: int) -> Opening:
     """A beginning from real pictures and the actions between them. Raises UserError if the numbers do not fit."""
+    if footage.pixels.shape[1:3] != picture_size(world):
+        raise UserError(f"the pictures have {list(footage.pixels.shape[1:3])} pixels, this world {picture_size(world)}")
     pixels, latents = footage.pixels, 1 + (len(footage.pixels) - 1) // world.tokenizer.temporal
     if latents % world.dit.chunk:
         raise UserError(f"a beginning of {latents} latent frames is no multiple of the chunk of {world.dit.chunk}")

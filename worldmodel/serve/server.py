@@ -20,7 +20,7 @@ from worldmodel.serial import to_json
 
 from .access import Guard, check_binding
 from .connection import Connection
-from .session import Limits
+from .limits import Limits
 from .sources import RealWorldFactory, Recordings
 from .studio import Studio
 

@@ -8,8 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -22,6 +20,8 @@ from .bindings import rest
 from .downloads import Downloads
 from .dream import Dream, NotFinite, Opening, advance, begin, chunk_action, context_frames, from_footage, remembered
 from .inputs import InputTimeline
+from .keepsakes import Keepsakes
+from .limits import Limits
 from .meter import Meter
 from .outbox import Outbox
 from .projector import Choices, Projector, Stamp
@@ -31,7 +31,6 @@ from .protocol import (
     HELD,
     REAL,
     Error,
-    File,
     Hello,
     Notice,
     Paused,
@@ -42,24 +41,8 @@ from .protocol import (
     Stats,
     write_message,
 )
-from .recorder import Recorder
 from .replay import Deed, Replay, sampler_of, write_replay
 from .sources import Footage, RealWorldFactory
-
-QUEUE_CHUNKS = 3  # chunks that may wait to be sent
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What one server and one session may use."""
-
-    sessions: int = 4
-    idle: float = 1800.0  # seconds without any sign of a person or a program
-    greeting: float = 10.0  # seconds from connecting to hello
-    requests: int = 32  # that wait for the engine
-    replay: int = 50_000  # chunks that a replay file holds
-    video: int = 60_000  # pictures of one recording
-    memory: int = 2 * 1024**3  # bytes of a session's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +73,12 @@ class Session:
             codec=hello.codec, quality=hello.quality, policy=hello.policy,
             pace=world.fps if hello.pace is None else hello.pace, steps=self._checked(hello.steps or 0),
         )  # fmt: skip
-        self.outbox = Outbox(QUEUE_CHUNKS * world.pixel_frames, hello.window, wake)
+        self.outbox = Outbox(limits.queue * world.pixel_frames, hello.window, wake)
         self.meter = Meter()
         self.projector = Projector(self.outbox, world.fps)
         self.seen = time.monotonic()
-        self._downloads, self._wake, self._factory = downloads, wake, real
+        self._wake, self._factory = wake, real
+        self._keepsakes = Keepsakes(downloads, world.fps, limits.video, self.say)
         self._inputs = InputTimeline(world.actions, world.dit.chunk, world.pixel_frames / world.fps)
         self._requests: deque[Callable[[], object]] = deque()
         self._sampler = sampler_of(world, self.choices.steps)
@@ -106,9 +90,7 @@ class Session:
         self._log: list[Deed] = []
         self._script: deque[Deed] = deque()
         self._mark: _Mark | None = None
-        self._recorder: Recorder | None = None
         self._beside: Beside | None = None
-        self._beside_shown = self._beside_asked = False
         self.restart(lambda: opening, "start", hello.start)
 
     # -- doors: called from the event loop -----------------------------------------------------------------------------
@@ -175,7 +157,8 @@ class Session:
 
     def record(self, on: bool) -> None:
         """Start or finish a video."""
-        self._ask(self._start_recording if on else self._finish_recording)
+        keep = self._keepsakes
+        self._ask((lambda: keep.start(f"dream-{self.seed}.mp4")) if on else keep.finish)
 
     def save(self) -> None:
         """Make a replay file."""
@@ -206,7 +189,7 @@ class Session:
             drops=self.outbox.drops, memory=remembered(self.world, dream) if dream else 0,
             memory_bytes=dream.state.memory.nbytes if dream else 0, held=dream.held if dream else 0,
             frames=self.projector.index, steps=self.choices.steps, paused=self._paused,
-            recording=self._recorder is not None, clients=clients,
+            recording=self._keepsakes.recording, clients=clients,
         )  # fmt: skip
 
     def _ask(self, request: Callable[[], object]) -> None:
@@ -229,8 +212,8 @@ class Session:
         if self._requests:
             return 0.0
         full = self.choices.waits and not self.outbox.room(self.world.pixel_frames)
-        behind = self._beside_shown and self._beside is not None and not self._beside.room
-        if self._dream is None or self._paused or self._beside_asked or full or behind:
+        behind = self._beside is not None and not self._beside.ready
+        if self._dream is None or self._paused or full or behind:
             return None
         return max(0.0, self._due - now)
 
@@ -252,8 +235,7 @@ class Session:
         self._done = True
         self._dream = self._mark = None
         self._requests.clear()
-        if self._recorder is not None:
-            self._recorder.finish()
+        self._keepsakes.close()
         if self._beside is not None:
             self._beside.close()
 
@@ -277,12 +259,10 @@ class Session:
         after = time.perf_counter()
         self.meter.chunk(after, len(frames), after - now, pictures.seconds | {"encode": after - before})
 
-        if self._beside is not None and self._beside_shown:
+        if self._beside is not None and self._beside.shown:
             show = self.projector.show
             self._beside.step(self._executed(deed), lambda real: show(real[-stamp.size :], stamp, REAL, self.choices))
-        if self._recorder is not None and not self._recorder.add(frames):
-            self._recorder = None
-            self.say(Notice(text="the recording has reached its limit"))
+        self._keepsakes.add(frames)
         if self._dream.state.memory.nbytes > self.limits.memory:
             self._pause(True, f"the memory has grown over {self.limits.memory >> 20} MB: restart to go on")
         elif scripted and not self._script:
@@ -324,67 +304,36 @@ class Session:
     def _save(self) -> None:
         if len(self._log) < self._now().chunks:
             raise UserError(f"the stream is longer than the {self.limits.replay} chunks that a replay file holds")
-        path = self._downloads.path(".safetensors")
-        path.write_bytes(write_replay(self.world, Replay(self._now().opening, tuple(self._log))))
-        self._offer("replay", path, f"dream-{self.seed}.safetensors")
-
-    def _start_recording(self) -> None:
-        if self._recorder is not None:
-            raise UserError("a recording is running")
-        path = self._downloads.path(".mp4")
-        self._recorder = Recorder(path, self.world.fps, self.limits.video, self._recorded)
-
-    def _finish_recording(self) -> None:
-        if self._recorder is None:
-            raise UserError("no recording is running")
-        self._recorder.finish()
-        self._recorder = None
-
-    def _recorded(self, result: Path | str) -> None:
-        """Called in the recorder's thread."""
-        if isinstance(result, str):
-            self.say(Error(message=result))
-        elif self._done:
-            result.unlink(missing_ok=True)
-        else:
-            self._offer("video", result, f"dream-{self.seed}.mp4")
-
-    def _offer(self, kind: Literal["video", "replay"], path: Path, name: str) -> None:
-        key = self._downloads.add(path, name)
-        self.say(File(kind=kind, url=f"api/files/{key}", name=name, bytes=path.stat().st_size))
+        data = write_replay(self.world, Replay(self._now().opening, tuple(self._log)))
+        self._keepsakes.save(data, f"dream-{self.seed}.safetensors")
 
     def _show_real(self, on: bool) -> None:
-        spec = self.world.actions
+        spec, world = self.world.actions, self.world
         if self._factory is None or spec is None:
             raise UserError("no simulator of this world is installed")
-        if on and self._beside is None:
+        new = on and self._beside is None
+        if new:
             bounds = zip(spec.low, spec.high, strict=True)
             still = np.array([[rest(low, high) for low, high in bounds]] * spec.pack, np.float32)
-            temporal, latents = self.world.tokenizer.temporal, context_frames(self.world)
+            temporal, latents = world.tokenizer.temporal, context_frames(world)
             self._beside = Beside(
                 self._factory, temporal=temporal, latents=latents, still=still, on_failure=self._real_failed
             )
-            self._open_beside(self.seed)
-        elif on:
-            self._open_beside(None)
-        self._beside_shown = on
+        if self._beside is not None:
+            self._beside.shown = on
+        if on:
+            self._open_beside(self.seed if new else None)
 
     def _open_beside(self, seed: int | None) -> None:
         """The simulator gives a beginning, the dream starts from it."""
         if self._beside is None:
             raise UserError("the real world is not running: switch it on first")
         wanted = self.seed if seed is None else seed
-        self._beside_asked = True  # no chunk meanwhile: the two would drift apart
-
-        def give(footage: Footage) -> None:
-            """Called in the simulator's thread."""
-            self._requests.append(lambda: self._open_real(footage, wanted))
-            self._wake()
-
-        self._beside.footage(seed, give)
+        self._beside.footage(seed, lambda footage: self._tell(lambda: self._open_real(footage, wanted)))
 
     def _open_real(self, footage: Footage, seed: int) -> None:
-        self._beside_asked = False
+        if self._beside is not None:
+            self._beside.asked = False
         first = self._open(from_footage(self.world, footage, seed), "real", 0)
         self.projector.show(footage.pixels[-1:], first, CONTEXT | REAL, self.choices)
 
@@ -392,10 +341,14 @@ class Session:
         """Called in the simulator's thread."""
 
         def forget() -> None:
-            self._beside, self._beside_shown, self._beside_asked = None, False, False
+            self._beside = None
             self.say(Error(message=line))
 
-        self._requests.append(forget)
+        self._tell(forget)
+
+    def _tell(self, request: Callable[[], object]) -> None:
+        """Leave a request for the engine's thread; from the simulator's, which is not limited."""
+        self._requests.append(request)
         self._wake()
 
     def _executed(self, deed: Deed) -> np.ndarray:

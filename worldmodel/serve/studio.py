@@ -13,10 +13,11 @@ from .bindings import bind
 from .downloads import Downloads
 from .dream import advance, begin, chunk_action, context_frames, from_footage, from_picture, from_start, picture_size
 from .engine import Engine
+from .limits import Limits
 from .pictures import encode, fit, read_picture, to_uint8
 from .protocol import MAX_TEXT, MAX_UPLOAD, UPLOAD_PICTURE, VERSION, Hello, Restart, Welcome
 from .replay import read_replay
-from .session import Limits, Session
+from .session import Session
 from .sources import Footage, RealWorldFactory, Recordings
 
 

@@ -14,8 +14,8 @@ from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.world import StreamConfig, WorldModel
 from worldmodel.sampler import Euler
+from worldmodel.serve.limits import Limits
 from worldmodel.serve.server import background
-from worldmodel.serve.session import Limits
 from worldmodel.serve.studio import Studio
 
 SPEC = ActionSpec(names=("turn", "forward", "strafe"), low=(-8.0, -1.0, -1.0), high=(8.0, 1.0, 1.0))

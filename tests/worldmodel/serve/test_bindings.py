@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worldmodel.actions import ActionSpec
@@ -45,6 +45,7 @@ def test_no_actions_no_bindings() -> None:
 known = ["turn", "yaw", "forward", "strafe", "pitch", "x", "y", "z", "a", "b", "c", "d", "e"]
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(known), unique=True, min_size=1))
 def test_no_key_drives_two_actions(names: list[str]) -> None:
     if {"turn", "yaw"} <= set(names):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worldmodel.serve.meter import Meter, percentiles
@@ -126,6 +126,7 @@ def test_another_thread_wakes_the_loop() -> None:
     run(work())
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
 def test_percentiles_are_nearest_rank(values: list[float]) -> None:
     expected = np.percentile(values, [50, 95, 99], method="inverted_cdf")

@@ -11,8 +11,8 @@ from PIL import Image
 
 from worldmodel import capabilities
 from worldmodel.serve.client import Client
+from worldmodel.serve.limits import Limits
 from worldmodel.serve.protocol import Hello
-from worldmodel.serve.session import Limits
 
 pytestmark = pytest.mark.browser
 

@@ -27,6 +27,7 @@ from websockets.sync.client import connect
 from worldmodel.errors import UserError
 from worldmodel.serve import server
 from worldmodel.serve.client import Client, Frame, measure
+from worldmodel.serve.limits import Limits
 from worldmodel.serve.protocol import (
     CONTEXT,
     HELD,
@@ -47,7 +48,6 @@ from worldmodel.serve.protocol import (
     upload,
 )
 from worldmodel.serve.replay import play, read_replay
-from worldmodel.serve.session import Limits
 from worldmodel.serve.sources import Footage
 
 

@@ -2,7 +2,7 @@ import json
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worldmodel.serve import protocol as p
@@ -43,11 +43,13 @@ def test_header_bytes_are_as_documented() -> None:
     assert len(header.pack()) == p.HEADER_BYTES == 40
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HEADERS, st.binary(max_size=64))
 def test_picture_messages_round_trip(header: p.FrameHeader, payload: bytes) -> None:
     assert p.read_frame(header.pack() + payload) == (header, payload)
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_picture_or_an_error(data: bytes) -> None:
     try:
@@ -65,6 +67,7 @@ def test_foreign_picture_messages_are_refused(place: int, value: int, text: str)
         p.read_frame(bytes(data))
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([p.UPLOAD_PICTURE, p.UPLOAD_REPLAY]), st.binary(min_size=1, max_size=64))
 def test_uploads_round_trip(kind: int, data: bytes) -> None:
     assert p.read_upload(p.upload(kind, data)) == (kind, data)
@@ -133,6 +136,7 @@ json_values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(words, s
 fields = ["type", "version", "on", "seq", "action", "source", "index", "seed", "pts", "codec", "pace", "steps"]
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(st.sampled_from(fields), json_values, max_size=4),
     st.sampled_from(["hello", "input", "ack", "pause", "restart", "reset", "settings", "save", "x", ""]),

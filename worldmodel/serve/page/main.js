@@ -10,6 +10,7 @@ const $ = (id) => document.getElementById(id);
 const state = {
   world: null, stream: 0, seed: Math.floor(Math.random() * 1e6), start: 0, paused: false, hidden: false, steps: 0,
   pace: 1, seq: 0, stats: null, recordingSince: 0, seen: "", source: "", closed: false,
+  window: 16, // pictures on their way
   raw: false, // small pictures come as they are: JPEG would be seen, and hardly smaller
 };
 
@@ -21,8 +22,8 @@ let hud = null;
 
 const connection = new Connection(
   () => ({
-    codec: state.raw ? "raw" : "jpeg", quality: 95, policy: "latest", window: 24, start: state.start, seed: state.seed,
-    paused: state.paused, steps: state.steps || null, pace: pace(),
+    codec: state.raw ? "raw" : "jpeg", quality: 95, policy: "latest", window: state.window,
+    start: state.start, seed: state.seed, paused: state.paused, steps: state.steps || null, pace: pace(),
   }),
   { open: opened, message: received, frame: arrived, lost, ended },
 );
@@ -342,7 +343,10 @@ async function begin() {
   const answer = await fetch(address("api/info")).catch(() => null);
   if (answer?.status === 403) return ended((await answer.json()).detail);
   const world = answer?.ok ? await answer.json() : null;
-  state.raw = !!world && world.width * world.height <= 96 * 96;
+  if (world) {
+    state.raw = world.width * world.height <= 96 * 96;
+    state.window = 4 * world.chunk;
+  }
   connect();
   requestAnimationFrame(tick);
 }
