@@ -13,15 +13,17 @@ from worldmodel.datasets.clips import MANY, VideoFolder, video_paths
 from worldmodel.datasets.latent_files import INFO, PLAN, Latents, LatentsInfo
 from worldmodel.datasets.lerobot import LeRobotRecordings, is_lerobot
 from worldmodel.datasets.progress import progress_bar
-from worldmodel.datasets.recordings import Recordings
+from worldmodel.datasets.recordings import Recordings, located
 from worldmodel.datasets.video import open_video
 from worldmodel.errors import UserError
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import WorldModel
+from worldmodel.run import load
 from worldmodel.serial import read_json
 from worldmodel.weights import PICKLES, read_tensors
 
 MAX_SHOWN = 20  # problems of one kind
+SMALL = 32  # pixels; so far a world is trained on pixels, without an autoencoder
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ def inspect(path: Path, deep: bool = False, json: Path | None = None) -> int:
     Example: worldmodel inspect data/drive
 
     Knows LeRobotDatasets, folders of videos, single videos, folders of latents, world models, runs with their
-    checkpoints and tokenizers. --deep decodes every frame. The exit code is 2 if there are problems.
+    checkpoints, tokenizers and the names "owner/name" of LeRobotDatasets on the hub, which it fetches. --deep decodes
+    every frame. The exit code is 2 if there are problems.
     """
     report = examine(path, deep)
     print(f"{report.path}: {report.kind}")
@@ -68,13 +71,16 @@ def inspect(path: Path, deep: bool = False, json: Path | None = None) -> int:
 
 
 def examine(path: Path, deep: bool = False) -> Report:
-    """The report. A path that is none of the kinds is a UserError; problems inside are listed in the report."""
+    """The report. A path that is none of the kinds is a UserError; problems inside are listed in the report.
+
+    A name "owner/name" that is no path is a LeRobotDataset on the hub, which is fetched.
+    """
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder")
+        return _lerobot(located(path), deep, str(path))
     if path.is_file():
         return _file(path, deep)
     if is_lerobot(path):
-        return _lerobot(path, deep)
+        return _lerobot(path, deep, str(path))
     if (path / INFO).is_file() or (path / PLAN).is_file():
         return _latents(path)
     if (path / "state.json").is_file():
@@ -138,8 +144,8 @@ def _videos(path: Path, deep: bool) -> Report:
     return report
 
 
-def _lerobot(path: Path, deep: bool) -> Report:
-    report = Report(str(path), "LeRobotDataset")
+def _lerobot(path: Path, deep: bool, name: str) -> Report:
+    report = Report(name, "LeRobotDataset")
     try:
         recordings = LeRobotRecordings.open(path)
         report.kind = recordings.kind
@@ -148,7 +154,15 @@ def _lerobot(path: Path, deep: bool) -> Report:
         report.problems.append(str(error))
         return report
     camera = f" --camera {next(iter(recordings.cameras))}" if len(recordings.cameras) > 1 else ""
-    report.next = f"worldmodel encode {path}{camera} --tokenizer FOLDER --out {path}_latents"
+    tokenizer = "pixels"
+    if max(next(iter(recordings.cameras.values()), (0, 0))) > SMALL:
+        tokenizer = "TOKENIZER"
+        report.notes.append(
+            "TOKENIZER is a folder (such as runs/doom_autoencoder, from configs/doom_autoencoder.py) or the name of a "
+            "diffusers autoencoder on the hub (such as madebyollin/taesd)"
+        )
+    out = name if name == str(path) else f"data/{Path(name).name}"
+    report.next = f"worldmodel encode {name}{camera} --tokenizer {tokenizer} --out {out}_latents"
     return report
 
 
@@ -216,8 +230,26 @@ def _latents(path: Path) -> Report:
         report.problems.append(f"{len(collected)} of {len(info.episodes)} episodes are encoded")
     if info.action_names and collected:
         report.facts["actions"] = _action_ranges(info.action_names, np.concatenate(collected))
-    report.next = command if report.problems else f"worldmodel train configs/maze.py --data.path {path}"
+    report.next = command if report.problems else f"worldmodel train {_configuration(info)} --data.path {path}"
     return report
+
+
+def _configuration(info: LatentsInfo) -> str:
+    """The nearest file in configs/, and the options that make its model fit the latents."""
+    name = "configs/maze.py" if info.shape[0] == 3 else "configs/doom.py"
+    file = Path(__file__).parent.parent / name
+    model: Any = load(file).model if file.is_file() else None  # a wheel has no configs: then every option is given
+    channels, *size = info.shape
+    wanted: dict[str, Any] = {"channels": channels, "size": tuple(size)}
+    patch = getattr(model, "patch", 1)
+    if any(side % patch for side in size):
+        wanted["patch"] = max(p for p in range(1, patch) if not any(side % p for side in size))
+    wanted["actions"] = len(info.action_names) * info.temporal
+    options = [name]
+    for key, value in wanted.items():
+        if getattr(model, key, None) != value:
+            options.append(f"--model.{key} {' '.join(map(str, value if isinstance(value, tuple) else (value,)))}")
+    return " ".join(options)
 
 
 def _model(path: Path) -> Report:
@@ -283,7 +315,11 @@ def _run(path: Path) -> Report:
     model = path / "model"
     if model.is_dir():
         report.facts["model"] = str(model)
-        report.next = f"worldmodel inspect {model}"
+        config = read_json(model / "config.json")
+        world = isinstance(config, dict) and config.get("kind") == "world model"
+        report.next = (
+            f"worldmodel serve {path}" if world else f"worldmodel encode DATA --tokenizer {path} --out DATA_latents"
+        )
     return report
 
 

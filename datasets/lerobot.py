@@ -239,11 +239,12 @@ def is_lerobot(path: Path) -> bool:
 
 def download(name: str) -> Path:
     """Fetch a dataset "owner/name" through lerobot, or find it in its cache; returns the folder."""
+    from httpx import HTTPError  # the hub's client is built on it, and lets its errors through
     from lerobot.datasets.lerobot_dataset import LeRobotDataset  # takes seconds
 
     try:
         return Path(LeRobotDataset(name, video_backend="pyav").root)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name}: no such folder, and no dataset of that name on the hub ({reason})") from error
 

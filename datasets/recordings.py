@@ -79,18 +79,29 @@ def open_recordings(path: Path, fps: Fraction | None = None) -> Recordings:
     unless it is the same). Raises UserError for anything that is none of the kinds, or broken.
     """
     from worldmodel.datasets.clips import VideoFolder  # both import this file
-    from worldmodel.datasets.lerobot import LeRobotRecordings, download, is_lerobot
+    from worldmodel.datasets.lerobot import LeRobotRecordings, is_lerobot
 
-    if not path.exists() and str(path).count("/") == 1 and not str(path).startswith((".", "/", "~")):
-        path = download(str(path))
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder")
+    path = located(path)
     if is_lerobot(path):
         recordings = LeRobotRecordings.open(path)
         if fps not in (None, recordings.fps):
             raise UserError(f"{path}: a LeRobotDataset at {recordings.fps} frames/s is not resampled to {fps}")
         return recordings
     return VideoFolder.open(path, fps)
+
+
+def located(path: Path) -> Path:
+    """The path if there is something; for a name "owner/name", where the dataset of that name on the hub is fetched to.
+
+    Raises UserError if there is neither.
+    """
+    from worldmodel.datasets.lerobot import download  # imports this file
+
+    if not path.exists() and str(path).count("/") == 1 and not str(path).startswith((".", "/", "~")):
+        return download(str(path))
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
+    return path
 
 
 def choose_camera(recordings: Recordings, camera: str | None) -> str:

@@ -10,6 +10,8 @@ import torch
 
 from worldmodel import checkpoint
 from worldmodel.actions import ActionSpec
+from worldmodel.cli import main
+from worldmodel.datasets import lerobot
 from worldmodel.datasets.convert import convert
 from worldmodel.datasets.encode import encode_recordings
 from worldmodel.datasets.inspect import examine, inspect
@@ -82,14 +84,18 @@ def test_dataset_latents_and_their_problems(folder, tokenizer, tmp_path):
     report = examine(tmp_path / "data")
     assert (report.kind, report.problems) == ("LeRobotDataset v3", [])
     assert report.facts["cameras"] == {"video": "64x48"} and report.facts["frames"] == 32
-    assert report.next == f"worldmodel encode {tmp_path / 'data'} --tokenizer FOLDER --out {tmp_path / 'data'}_latents"
+    data = tmp_path / "data"
+    assert report.next == f"worldmodel encode {data} --tokenizer TOKENIZER --out {data}_latents"
+    assert any("TOKENIZER is a folder" in note for note in report.notes)
 
     out = tmp_path / "latents"
     encode_recordings(open_recordings(tmp_path / "data"), tokenizer, out)
     report = examine(out)
     assert (report.kind, report.problems) == ("latents", [])
     assert report.facts["frame"] == [4, 6, 8] and report.facts["latent frames"] == 32
-    assert "worldmodel train" in report.next and f"--data.path {out}" in report.next
+    options = "--model.channels 4 --model.size 6 8 --model.actions 1"
+    assert report.next == f"worldmodel train configs/doom.py {options} --data.path {out}"
+    assert main(["estimate", *report.next.split()[2:], "--tflops", "1"]) == 0
     episode_file(out, 1).unlink()
     report = examine(out)
     assert len(report.problems) == 1 and "000001.safetensors" in report.problems[0]
@@ -102,6 +108,25 @@ def test_dataset_latents_and_their_problems(folder, tokenizer, tmp_path):
     assert examine(tmp_path / "data").problems == [f"{stats}: statistic 'action/min' is missing"]
     shutil.rmtree(tmp_path / "data" / "meta" / "episodes")
     assert "not finalised" in examine(tmp_path / "data").problems[0]
+
+
+def test_small_pictures_are_their_own_latents(tmp_path, videos):
+    videos.make(tmp_path / "clips" / "a.mp4", count=20, height=32, width=32)
+    convert(tmp_path / "clips", tmp_path / "data")
+    assert "--tokenizer pixels" in examine(tmp_path / "data").next
+    out = tmp_path / "latents"
+    encode_recordings(open_recordings(tmp_path / "data"), "pixels", out)
+    assert examine(out).next == f"worldmodel train configs/maze.py --model.actions 0 --data.path {out}"
+    encode_recordings(open_recordings(tmp_path / "data"), "pixels", tmp_path / "other", size=(20, 28))
+    assert "--model.size 20 28 --model.patch 4 --model.actions 0" in examine(tmp_path / "other").next
+
+
+def test_name_on_the_hub(folder, tmp_path, monkeypatch):
+    convert(folder, tmp_path / "cache" / "data")
+    monkeypatch.setattr(lerobot, "download", lambda name: tmp_path / "cache" / name.split("/")[1])
+    report = examine(Path("someone/data"))
+    assert (report.path, report.kind, report.facts["episodes"]) == ("someone/data", "LeRobotDataset v3", 2)
+    assert report.next == "worldmodel encode someone/data --tokenizer TOKENIZER --out data/data_latents"
 
 
 def test_latents_without_actions_and_of_one_frame(tmp_path, videos, tokenizer):
@@ -150,6 +175,9 @@ def test_checkpoints_of_a_run(tmp_path):
     )
     save_file({"a": torch.zeros(2)}, step / "model.safetensors")
     assert examine(tmp_path / "run").facts["checkpoints"] == ["step_00000007"]
+    (tmp_path / "run" / "model").mkdir()
+    (tmp_path / "run" / "model" / "config.json").write_text('{"kind": "world model"}')
+    assert examine(tmp_path / "run").next == f"worldmodel serve {tmp_path / 'run'}"
     report = examine(step)
     assert report.facts == {"step": 7, "model.safetensors": "1 tensors"} and not report.problems
     (step / "model.safetensors").write_bytes(b"cut")
