@@ -20,7 +20,7 @@ from worldmodel.datasets.recordings import fit, parse_fps, parse_size
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
-from worldmodel.pixels import to_float
+from worldmodel.pixels import to_float, to_uint8
 
 COUNTS = (37, 70, 5, 33)
 
@@ -66,6 +66,25 @@ def test_folder_is_all_that_training_needs(tmp_path, data, tokenizer):
     model = load_tokenizer(clips.tokenizer)
     assert model.decode(clip.x).shape == (2, 4, 3, 48, 64)
     assert clips.fps == 30 and clip.control.action.shape == (2, 4, 2)
+
+
+def test_a_tokenizer_for_other_pictures_is_told(tmp_path, data, tokenizer, monkeypatch):
+    def said(name: str | Path, out: str) -> list[str]:
+        lines: list[str] = []
+        encode_recordings(data, name, tmp_path / out, say=lines.append)
+        return lines
+
+    quality, warning = said(tokenizer, "bad")  # random weights
+    model, frames = load_tokenizer(tokenizer), np.stack(list(data.frames(0))[:9])
+    with torch.no_grad():
+        made = to_uint8(model.decode(model.encode(to_float(frames)[None])))[0]
+    expected = (-10 * np.log10(((made / 255.0 - frames / 255.0) ** 2).mean((1, 2, 3)))).mean()
+    assert abs(float(quality.split(" with ")[1].split()[0]) - expected) <= 0.06 and "9 frames" in quality
+    assert warning.startswith("warning: below 25 dB") and "configs/doom_autoencoder.py" in warning
+    assert said(tokenizer, "bad") == []  # nothing was left to do
+    assert said("pixels", "pixels") == []
+    monkeypatch.setattr(module, "FITTING", 1.0)
+    assert len(said(tokenizer, "good")) == 1
 
 
 def test_size_and_actions_can_be_chosen(tmp_path, data, tokenizer):
