@@ -24,19 +24,19 @@ class Line:
         self._plain, self._every, self._said = shown and not console.is_terminal, every, 0.0
         if not self._plain:
             self._bar.start()
-        self._rate = 0.0
+        self._updates, self._seconds = 0, 0.0
 
     def update(self, step: int, metrics: Mapping[str, float], frames: int, seconds: float) -> None:
         """After a step that took `seconds` for `frames` frames over all processes."""
-        now = frames / seconds
-        self._rate = now if self._rate == 0 else 0.9 * self._rate + 0.1 * now
+        self._updates += 1  # the first step may compile for minutes: the average starts at the second
+        self._seconds = seconds if self._updates <= 2 else 0.9 * self._seconds + 0.1 * seconds
         shown = "  ".join(f"{name.removeprefix('model/')} {value:.4f}" for name, value in metrics.items())
-        text = f"{shown}  {self._rate:.0f} frames/s"
+        text = f"{shown}  {frames / self._seconds:.0f} frames/s"
         self._bar.update(self._task, completed=step, text=text)
         if self._plain and time.monotonic() - self._said > self._every:  # a log file gets a line now and then
             self._said = time.monotonic()
             total = self._bar.tasks[0].total or step
-            left = (total - step) * seconds
+            left = (total - step) * self._seconds
             print(f"step {step}/{int(total)}  {text}  {left / 60:.0f} min left", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
@@ -52,7 +52,8 @@ class Line:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        if not self._plain:
+            self._bar.stop()
 
 
 class StopSignal:

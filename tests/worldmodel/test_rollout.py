@@ -211,3 +211,14 @@ def test_state_to(model, clip):
     a, _ = run(model, Pipelined(chunks=2, steps=4), clip, state, 12)
     b, _ = run(model, Pipelined(chunks=2, steps=4), clip, moved, 12)  # it is a copy: `state` is used up by now
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=str)
+@torch.no_grad()
+def test_half_precision_by_autocast(model, clip, memory):
+    """Memory keeps the type of the weights; the stream stays near the one in fp32."""
+    whole, _ = run(model, Euler(steps=2), clip, begin(model, memory, clip), 4, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        half, state = run(model, Euler(steps=2), clip, begin(model, memory, clip), 4, 12)
+    assert half.dtype == torch.float32 and state.memory.tensors()["values"].dtype == torch.float32
+    assert (half - whole).std() < 0.02 * whole.std()
