@@ -1,15 +1,10 @@
 """``collect``: a simulated world and its behaviour, written down as a LeRobotDataset v3."""
 
-import json
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import gymnasium
 import numpy as np
@@ -18,10 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from worldmodel.datasets.interrupt import HeldSignals, Stopped
 from worldmodel.datasets.lerobot_writer import Episode, EpisodeSchema, EpisodeWriter
 from worldmodel.datasets.worlds import open_world
 from worldmodel.datasets.worlds.base import Observation, VectorWorld, World, WorldOptions, WorldSpec
 from worldmodel.errors import UserError
+from worldmodel.serial import write_json
 
 RECORD = Path("meta") / "collection.json"  # beside lerobot's own info.json
 
@@ -50,10 +47,6 @@ class Collection:
     @property
     def frames(self) -> int:
         return sum(episode.frames for episode in self.episodes)
-
-
-class Stopped(Exception):
-    """SIGINT or SIGTERM arrived; the message is the signal's name."""
 
 
 def collect(
@@ -87,17 +80,14 @@ def collect(
     console = console or Console(stderr=True)
     records: list[EpisodeRecord] = []
     stopped: str | None = None
-    with closing(open_world(world, options)) as simulator:
+    with closing(open_world(world, options)) as simulator, HeldSignals() as signals:
         try:
-            with (
-                EpisodeWriter(out, _schema(simulator.facts, options)) as writer,
-                _signals_stop(),
-                _progress(console) as progress,
-            ):
+            with EpisodeWriter(out, _schema(simulator.facts, options)) as writer, _progress(console) as progress:
                 bar = progress.add_task(world, total=episodes * frames)
-                for episode, record in _episodes(simulator, range(seed, seed + episodes), frames):
+                made = _episodes(simulator, range(seed, seed + episodes), frames)
+                for episode, record in signals.between(made):
                     writer.write(episode)
-                    records.append(record)
+                    records.append(record)  # a signal finds both done, or neither
                     progress.update(bar, advance=frames)
         except Stopped as stop:
             stopped = str(stop)
@@ -190,25 +180,7 @@ def _write_record(collection: Collection) -> None:
         "worldmodel": version("worldmodel"),
         "episodes": [asdict(episode) for episode in collection.episodes],
     }
-    (collection.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-
-
-@contextmanager
-def _signals_stop() -> Iterator[None]:
-    """SIGINT and SIGTERM raise Stopped. Does nothing off the main thread, where Python delivers no signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _: FrameType | None) -> NoReturn:
-        raise Stopped(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    write_json(record, collection.folder / RECORD)
 
 
 class _Rate(ProgressColumn):

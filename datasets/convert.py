@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from worldmodel.datasets.clips import CAMERA, VideoFolder, video_paths
+from worldmodel.datasets.interrupt import HeldSignals, Stopped
 from worldmodel.datasets.lerobot import is_lerobot
 from worldmodel.datasets.lerobot_writer import Episode, EpisodeSchema, EpisodeWriter
 from worldmodel.datasets.progress import progress_bar
@@ -35,8 +36,8 @@ def convert(source: Path, out: Path, size: str | None = None, fps: str | None = 
         print(note)
     try:
         episodes, frames = convert_videos(folder, out, parse_size(size), task)
-    except KeyboardInterrupt:
-        print(f"{out}: stopped; it is finalised with the episodes that were finished")
+    except KeyboardInterrupt as stop:
+        print(f"{out}: stopped by {stop}")
         return 130
     print(f"{out}: {episodes} episodes, {frames} frames at {folder.fps} frames/s")
     return 0
@@ -54,8 +55,8 @@ def convert_videos(
 ) -> tuple[int, int]:
     """Write all videos to the new folder `out`; returns the numbers of episodes and of frames.
 
-    size: (height, width). An error or Ctrl-C in one video leaves a readable dataset of those before it; bad input is a
-    UserError.
+    size: (height, width). An error, SIGINT or SIGTERM in one video leaves a readable dataset of those before it; bad
+    input is a UserError, a signal raises Stopped.
     """
     height, width = picture_size(folder, CAMERA, size)
     schema = EpisodeSchema(
@@ -65,16 +66,20 @@ def convert_videos(
         folder.check_statistics(folder.action_names)
     lengths = folder.episodes
     written = 0
-    with EpisodeWriter(out, schema) as writer, progress_bar("convert", sum(lengths.values())) as advance:
+    made = (episode for index in lengths for episode in _episodes(folder, index, height, width, task))
+    with (
+        HeldSignals() as signals,
+        EpisodeWriter(out, schema) as writer,
+        progress_bar("convert", sum(lengths.values())) as advance,
+    ):
         try:
-            for index in lengths:
-                for episode in _episodes(folder, index, height, width, task):
-                    writer.write(episode)
-                    written += len(episode)
-                    advance(len(episode))
-        except UserError as error:
+            for episode in signals.between(made):
+                writer.write(episode)
+                written += len(episode)
+                advance(len(episode))
+        except (UserError, Stopped) as error:
             saved = f"the {writer.episodes} episodes before it are in {out}" if writer.episodes else "nothing was saved"
-            raise UserError(f"{error}; {saved}") from error
+            raise type(error)(f"{error}; {saved}") from error
     return writer.episodes, written
 
 

@@ -6,14 +6,11 @@ left.
 """
 
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Self
 
 import numpy as np
@@ -24,6 +21,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from numpy.typing import NDArray
 
 import datasets as hf_datasets
+from worldmodel.datasets.interrupt import uninterrupted
 from worldmodel.errors import UserError
 
 STATE, ACTION = "observation.state", "action"
@@ -75,9 +73,10 @@ class EpisodeWriter:
         self._schema = schema
         self._rows: dict[str, list[NDArray[np.float32]]] = {key: [] for key in _vectors(schema)}
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True)
+            folder.rmdir()  # lerobot wants to make it
         except OSError as error:
-            raise UserError(f"cannot make {folder}: {error.strerror}") from error
+            raise UserError(f"{folder}: cannot be made ({error.strerror})") from error
         with _quiet():
             self._dataset = LeRobotDataset.create(
                 repo_id=f"local/{folder.name}",
@@ -228,27 +227,6 @@ def _check(episode: Episode, schema: EpisodeSchema, number: int) -> None:
         if len(bad):
             frame, column = bad[0]
             raise UserError(f"episode {number}, frame {frame}, {name} {names[column]!r} is {values[frame, column]}")
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Holds SIGINT and SIGTERM back until the block is done, then lets them act. Does nothing off the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
-
-    def hold(number: int, _: FrameType | None) -> None:
-        held.append(number)
-
-    before = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if held:
-        signal.raise_signal(held[0])
 
 
 @contextmanager

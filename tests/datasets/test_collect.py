@@ -264,6 +264,34 @@ def test_a_signal_while_writing_waits_for_the_episode(
     assert _readable(collection.folder) == (1, 20)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("episodes", [5, 2])
+def test_a_signal_right_after_an_episode_is_saved(
+    run: Callable[..., module.Collection], monkeypatch: pytest.MonkeyPatch, number: signal.Signals, episodes: int
+) -> None:
+    """Saved and on record are the same episodes, also if the signal comes between the two, and comes again."""
+    write = EpisodeWriter.write
+
+    def write_and_signal(self: EpisodeWriter, episode: Any) -> None:
+        write(self, episode)
+        if self.episodes == 2:
+            signal.raise_signal(number)
+
+    finish = EpisodeWriter.__exit__
+
+    def signal_and_finish(self: EpisodeWriter, *error: object) -> None:
+        signal.raise_signal(number)
+        finish(self, *error)
+
+    monkeypatch.setattr(EpisodeWriter, "write", write_and_signal)
+    monkeypatch.setattr(EpisodeWriter, "__exit__", signal_and_finish)
+    collection = run(Toy(), episodes=episodes)
+    assert collection.stopped == number.name
+    assert _readable(collection.folder) == (2, 40)
+    record = json.loads((collection.folder / "meta" / "collection.json").read_text())
+    assert [episode["seed"] for episode in record["episodes"]] == [5, 6]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_whole_process_group(tmp_path: Path, number: signal.Signals) -> None:
@@ -336,8 +364,9 @@ def test_an_existing_folder_is_never_touched(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file/data"):
-        EpisodeWriter(tmp_path / "file" / "data", module._schema(SPEC, WorldOptions()))
+    for folder in (tmp_path / "file" / "data", tmp_path / "file" / "a" / "data", Path("/proc/data")):
+        with pytest.raises(UserError, match=rf"{folder}: cannot be made \("):
+            EpisodeWriter(folder, module._schema(SPEC, WorldOptions()))
 
 
 def _readable(folder: Path) -> tuple[int, int]:

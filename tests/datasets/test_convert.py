@@ -1,5 +1,6 @@
 """`convert`: video files become a LeRobotDataset that lerobot itself reads."""
 
+import signal
 from fractions import Fraction
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from worldmodel.datasets import convert as module
+from worldmodel.datasets.clips import VideoFolder
 from worldmodel.datasets.convert import convert
 from worldmodel.datasets.lerobot import LeRobotRecordings
+from worldmodel.datasets.lerobot_writer import EpisodeWriter
 from worldmodel.errors import UserError
 
 
@@ -69,6 +72,30 @@ def test_a_video_damaged_inside_leaves_the_others_readable(tmp_path, videos):
     with pytest.raises(UserError, match=r"b\.mp4: frame \d+ of 40 .*; the 1 episodes before it are in .*data"):
         convert(tmp_path / "clips", tmp_path / "data")
     assert LeRobotRecordings.open(tmp_path / "data").episodes == {0: 10}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_finished_episodes(tmp_path, videos, monkeypatch, capsys, number):
+    for name in "abc":
+        videos.make(tmp_path / "clips" / f"{name}.mp4", count=10)
+    write = EpisodeWriter.write
+
+    def write_and_signal(self, episode):
+        write(self, episode)
+        if self.episodes == 2:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(EpisodeWriter, "write", write_and_signal)
+    before = signal.getsignal(number)
+    assert convert(tmp_path / "clips", tmp_path / "data") == 130
+    assert f"stopped by {number.name}; the 2 episodes before it are in" in capsys.readouterr().out
+    assert LeRobotRecordings.open(tmp_path / "data").episodes == {0: 10, 1: 10}
+    assert signal.getsignal(number) is before
+
+    frames = VideoFolder.frames
+    monkeypatch.setattr(VideoFolder, "frames", lambda *args: (signal.raise_signal(number), frames(*args))[1])
+    assert convert(tmp_path / "clips", tmp_path / "none") == 130
+    assert "nothing was saved" in capsys.readouterr().out and not (tmp_path / "none").exists()
 
 
 def test_bad_input_makes_no_folder(tmp_path, videos):
