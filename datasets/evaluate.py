@@ -1,6 +1,11 @@
 """The commands that measure a model on recordings: `worldmodel evaluate drift | actions | latency`."""
 
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +26,7 @@ def drift(
     clips: int = 32,
     starts: int = 8,
     frames: int = 240,
-    window: int = 32,
+    window: int | None = None,
     context: int = 4,
     encoders: tuple[str, ...] = ("lite0", "autoencoder"),
     seeds: tuple[int, ...] = (0, 1),
@@ -33,22 +38,22 @@ def drift(
     Example: worldmodel evaluate drift demos/models/doom --data runs/data/doom_test --out reports/drift
 
     --data: a dataset or a folder of videos that the model was not trained on. --clips short clips give the error per
-    frame; --starts rollouts of --frames frames give Frechet distances in windows of --window. --out gets an HTML page
-    and drift.json; --json writes the numbers elsewhere.
+    frame; --starts rollouts of --frames frames give Frechet distances in windows of --window (32, or --frames if there
+    are fewer). --out gets an HTML page and drift.json; --json writes the numbers elsewhere.
     """
-    world, name = _load(checkpoint, device, threads), str(checkpoint)
-    windows = max(2, frames // window - 1)
+    command = _command(drift, locals())
+    world = _load(checkpoint, device, threads)
     found = evaluate_drift(
         world, held_out(data, world, camera), clips=clips, rollouts=starts, frames=frames, window=window,
-        windows=min(6, windows), context=context, encoders=encoders, seeds=seeds, name=name,
+        context=context, encoders=encoders, seeds=seeds,
     )  # fmt: skip
-    return _finish(found, "drift", out, json)
+    return _finish(replace(found, command=command), "drift", out, json)
 
 
 def actions(
     checkpoint: Path,
     data: Path,
-    train_data: Path,
+    train_data: Path | None = None,
     out: Path | None = None,
     json: Path | None = None,
     camera: str | None = None,
@@ -63,14 +68,21 @@ def actions(
 
     Example: worldmodel evaluate actions demos/models/doom --data runs/data/doom_test --train-data runs/data/doom
 
-    --data: recordings that neither the model nor the probe has seen; --train-data: those that the probe learns from.
+    --data: recordings that the model has not seen; --train-data: those that the probe learns from. Without, it learns
+    from the first half of the episodes of --data and is scored on the rest.
     """
+    command = _command(actions, locals())
     world = _load(checkpoint, device, threads)
-    found = evaluate_actions(
-        world, held_out(train_data, world, camera), held_out(data, world, camera), clips=clips, frames=frames,
-        context=context, seeds=seeds, name=str(checkpoint),
-    )  # fmt: skip
-    return _finish(found, "actions", out, json)
+    test = held_out(data, world, camera)
+    if train_data is None:
+        train, test = test.halves()
+        source = f"The probe learned from the first {len(train.indices)} episodes of {data} and is scored on the other "
+        source += f"{len(test.indices)}."
+    else:
+        train = held_out(train_data, world, camera)
+        source = f"The probe learned from {train_data} and is scored on {data}."
+    found = evaluate_actions(world, train, test, clips=clips, frames=frames, context=context, seeds=seeds)
+    return _finish(replace(found, command=command, notes=(source, *found.notes)), "actions", out, json)
 
 
 def latency(
@@ -89,10 +101,9 @@ def latency(
 
     --short ends within 50 s.
     """
-    world = _load(checkpoint, device, threads)
-    return _finish(
-        evaluate_latency(world, frames=frames, short=short, seed=seed, name=str(checkpoint)), "latency", out, json
-    )
+    command = _command(latency, locals())
+    found = evaluate_latency(_load(checkpoint, device, threads), frames=frames, short=short, seed=seed)
+    return _finish(replace(found, command=command), "latency", out, json)
 
 
 def _load(folder: Path, device: str, threads: int) -> WorldModel:
@@ -100,12 +111,28 @@ def _load(folder: Path, device: str, threads: int) -> WorldModel:
     return WorldModel.find(folder, device)
 
 
+def _command(function: Callable[..., int], given: Mapping[str, Any]) -> str:
+    """What to type for the same report: the arguments of a command that are not its defaults."""
+    words = ["worldmodel", "evaluate", function.__name__, str(given["checkpoint"])]
+    for name, parameter in list(signature(function).parameters.items())[1:]:
+        value = given[name]
+        if value != parameter.default:
+            values = () if value is True else value if isinstance(value, tuple) else (value,)
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return shlex.join(words)
+
+
 def _finish(report: Report, name: str, out: Path | None, json: Path | None) -> int:
-    """Print the report, and write what was asked for."""
+    """Print the few lines that matter, write what was asked for, and say where the rest is."""
     print("\n".join(report.lines()))
     if out is not None:
         write(report, out / f"{name}.json", out / f"{name}.html")
-        print(out / f"{name}.html")
+        print(
+            f"everything, with pictures: {out / f'{name}.html'}; all {len(report.metrics)} numbers: {name}.json there"
+        )
     if json is not None:
         write(report, json)
+        print(f"all {len(report.metrics)} numbers: {json}")
+    if out is None and json is None:
+        print(f"all {len(report.metrics)} numbers: --json FILE; with pictures and how it was measured: --out FOLDER")
     return 0

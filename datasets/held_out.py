@@ -9,6 +9,7 @@ import numpy as np
 
 from worldmodel.datasets.lerobot import LeRobotRecordings
 from worldmodel.datasets.recordings import Recordings, choose_camera, fit, open_recordings
+from worldmodel.errors import UserError
 from worldmodel.evaluate.recordings import Recording
 from worldmodel.models.world import WorldModel
 
@@ -31,6 +32,14 @@ class HeldOut:
     size: tuple[int, int]
     indices: tuple[int, ...]
     _read: OrderedDict[int, Recording] = field(default_factory=OrderedDict)
+
+    def halves(self) -> tuple["HeldOut", "HeldOut"]:
+        """The first half of the episodes and the rest. UserError if there is only one episode."""
+        if len(self.indices) < 2:
+            raise UserError(f"{self.recordings.path}: one episode cannot be halved; give --train-data too")
+        first, rest = self.indices[: len(self.indices) // 2], self.indices[len(self.indices) // 2 :]
+        first, rest = (HeldOut(self.recordings, self.camera, self.size, part) for part in (first, rest))
+        return first, rest
 
     @property
     def action_names(self) -> tuple[str, ...]:

@@ -78,10 +78,15 @@ def open_recordings(path: Path, fps: Fraction | None = None) -> Recordings:
     fps: bring video files to this rate, by their timestamps (a LeRobotDataset has one rate already: a UserError there
     unless it is the same). Raises UserError for anything that is none of the kinds, or broken.
     """
-    from worldmodel.datasets.clips import VideoFolder  # both import this file
+    from worldmodel.datasets.clips import VideoFolder  # these import this file
+    from worldmodel.datasets.latent_files import INFO, PLAN
     from worldmodel.datasets.lerobot import LeRobotRecordings, is_lerobot
 
     path = located(path)
+    if (path / INFO).is_file() or (path / PLAN).is_file():
+        raise UserError(
+            f"{path}: these are latents; give the recordings (a dataset or videos) that they were made from"
+        )
     if is_lerobot(path):
         recordings = LeRobotRecordings.open(path)
         if fps not in (None, recordings.fps):

@@ -23,7 +23,7 @@ from worldmodel.evaluate.following import (
 from worldmodel.evaluate.probe import WINDOW, Probe
 from worldmodel.evaluate.progress import stage
 from worldmodel.evaluate.recordings import Recordings, check_fit, excerpts
-from worldmodel.evaluate.report import Metric, Report
+from worldmodel.evaluate.report import Metric, Outcome, Report
 from worldmodel.models.world import WorldModel
 
 LENGTH = 24  # frames of a training clip of the probe
@@ -142,11 +142,11 @@ def _score_metrics(arms: dict[str, Judged], dim: int, valid: np.ndarray, seed: i
 
 def _verdicts(
     names: tuple[str, ...], scores: NDArray[np.float64], dim: int, metrics: dict[str, Metric]
-) -> tuple[tuple[str, bool, str], ...]:
+) -> tuple[tuple[str, Outcome, str], ...]:
     """What a model that follows its actions must show."""
     listed = ", ".join(f"{name} {score:.2f}" for name, score in zip(names[:dim], scores[:dim], strict=True))
     asked = f"the probe is valid: R2 of at least {VALID} on real clips for some action"
-    verdicts = [(asked, bool((scores[:dim] >= VALID).any()), listed)]
+    verdicts: list[tuple[str, Outcome, str]] = [(asked, bool((scores[:dim] >= VALID).any()), listed)]
     for group in ("probe", "pose"):
         if f"{group}_ratio" in metrics:
             ratio = metrics[f"{group}_ratio"].value

@@ -24,8 +24,8 @@ def evaluate_drift(
     horizon: int = 16,
     rollouts: int = 8,
     frames: int = 240,
-    window: int = 32,
-    windows: int = 6,
+    window: int | None = None,
+    windows: int | None = None,
     context: int = 4,
     reference: int = 1500,
     encoders: tuple[str, ...] = ("lite0", "autoencoder"),
@@ -38,12 +38,15 @@ def evaluate_drift(
     Short continuations (`clips` of them, `horizon` pixel frames, every seed) are compared with the truth frame by
     frame: PSNR, SSIM and a perceptual distance, beside "repeat the last frame". Long rollouts (`rollouts` of them,
     `frames` frames) are compared with real frames of other held-out episodes in the features of each encoder: windows
-    of `window` frames, the first encoder is the judge. context: chunks of real frames before a continuation.
+    of `window` frames (None: 32, or `frames` if there are fewer), `windows` of them (None: 2 to 6, as many as fit side
+    by side); the first encoder is the judge. context: chunks of real frames before a continuation.
     reference: at most so many real frames. name: what the report calls the model. Needs two held-out episodes.
 
     Example: write(evaluate_drift(world, recordings, frames=480), html=Path("drift.html"))
     """
     check_fit(world, recordings)
+    window = min(32, frames) if window is None else window
+    windows = min(6, max(2, frames // max(window, 1) - 1)) if windows is None else windows
     if min(clips, horizon, rollouts, context, windows, len(seeds), len(encoders)) < 1 or window < 3 or frames < window:
         raise UserError(
             f"drift: counts must be at least 1, window at least 3 and at most frames; got clips {clips}, horizon "

@@ -139,7 +139,7 @@ def drift_metrics(drifts: tuple[Drift, ...]) -> dict[str, Metric]:
         suffix = f"__{drift.encoder}" if number else ""
         unit = drift.encoder
         for place, found in (("first", drift.distances[0]), ("last", drift.distances[-1])):
-            metrics[f"fd_{place}_window{suffix}"] = Metric(found.value, unit, found.n, found.interval)
+            metrics[f"fd_{place}_window{suffix}"] = Metric(found.value, f"{unit}, above floor", found.n, found.interval)
         metrics[f"fd_floor{suffix}"] = Metric(drift.distances[0].floor, unit, drift.distances[0].n)
     return metrics
 

@@ -9,7 +9,18 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from worldmodel.evaluate.report import Figure, Film, Metric, Picture, Report, device_name, rounded, versions
+from worldmodel.evaluate.report import (
+    Figure,
+    Film,
+    Metric,
+    Outcome,
+    Picture,
+    Report,
+    device_name,
+    rounded,
+    said,
+    versions,
+)
 from worldmodel.pixels import enlarge, write_video
 
 STYLE = """
@@ -34,6 +45,7 @@ header code { background: #e2e8f0; padding: 2px 7px; border-radius: 5px; overflo
 .verdicts li { background: #fff; border: 1px solid var(--line); border-left: 5px solid #16a34a; border-radius: 8px;
   padding: 7px 14px; display: flex; gap: 16px; justify-content: space-between; flex-wrap: wrap; }
 .verdicts li.no { border-left-color: #dc2626; }
+.verdicts li.open { border-left-color: #94a3b8; }
 .verdicts span { color: var(--soft); font-variant-numeric: tabular-nums; }
 figure { margin: 0; padding: 14px 16px 12px; }
 figure h3 { font-size: 14px; margin: 0 0 6px; }
@@ -52,7 +64,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 
 def render(report: Report) -> str:
     """The whole page as text."""
-    title = html.escape(report.command.split("  ")[0])
+    title = html.escape(report.command.split(" --")[0])
     made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
     facts = f"{device_name(report.device)} · {made_with} · seeds {', '.join(map(str, report.seeds))}"
     cards = "".join(_card(name, report.metrics[name]) for name in report.headline if name in report.metrics)
@@ -91,12 +103,12 @@ def _card(name: str, metric: Metric) -> str:
     return f'<div class="card"><span>{html.escape(name)}</span>{value}{spread}</div>'
 
 
-def _verdicts(verdicts: tuple[tuple[str, bool, str], ...]) -> str:
-    lines = "".join(
-        f"<li{'' if good else ' class=no'}><div>{'✓' if good else '✗'} {html.escape(asked)}</div>"
-        f"<span>{html.escape(numbers)}</span></li>"
-        for asked, good, numbers in verdicts
-    )
+def _verdicts(verdicts: tuple[tuple[str, Outcome, str], ...]) -> str:
+    marks = {"ok": ("", "✓"), "FAIL": (" class=no", "✗")}
+    lines = ""
+    for asked, outcome, numbers in verdicts:
+        kind, mark = marks.get(said(outcome), (" class=open", f"{said(outcome)}:"))
+        lines += f"<li{kind}><div>{mark} {html.escape(asked)}</div><span>{html.escape(numbers)}</span></li>"
     return f'<ul class="verdicts">{lines}</ul>' if lines else ""
 
 

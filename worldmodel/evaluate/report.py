@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -67,13 +67,17 @@ class Picture:
     scale: int = 2
 
 
+Outcome = bool | Literal["not shown", "n/a"]
+"""Whether something holds: yes, no, the measurement is too noisy to say no, or it cannot be asked here."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What a measuring command returns.
 
     command: as it would be typed. metrics: in the order in which they are shown. headline: names of the few that go on
-    top of the page. verdicts: (what was asked, whether it holds, the numbers). notes: how it was measured, one
-    paragraph each.
+    top of the page and to the terminal. verdicts: (what was asked, whether it holds, the numbers). notes: how it was
+    measured, one paragraph each.
     """
 
     command: str
@@ -81,7 +85,7 @@ class Report:
     metrics: Mapping[str, Metric]
     device: str = "cpu"
     headline: tuple[str, ...] = ()
-    verdicts: tuple[tuple[str, bool, str], ...] = ()
+    verdicts: tuple[tuple[str, Outcome, str], ...] = ()
     notes: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
     films: tuple[Film, ...] = ()
@@ -98,10 +102,18 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """For the terminal: one line per metric, then the verdicts."""
-        width = max((len(name) for name in self.metrics), default=0)
-        lines = [f"{name:{width}}  {describe(metric)}" for name, metric in self.metrics.items()]
-        return lines + [f"{'ok  ' if good else 'FAIL'} {asked}: {numbers}" for asked, good, numbers in self.verdicts]
+        """For the terminal: one line per headline metric, then the verdicts."""
+        shown = {name: self.metrics[name] for name in self.headline if name in self.metrics}
+        width = max((len(name) for name in shown), default=0)
+        lines = [f"{name:{width}}  {describe(metric)}" for name, metric in shown.items()]
+        verdicts = [(said(outcome), asked, numbers) for asked, outcome, numbers in self.verdicts]
+        width = max((len(word) for word, _, _ in verdicts), default=0)
+        return lines + [f"{word:{width}} {asked}: {numbers}" for word, asked, numbers in verdicts]
+
+
+def said(outcome: Outcome) -> str:
+    """An outcome in a word."""
+    return outcome if isinstance(outcome, str) else "ok" if outcome else "FAIL"
 
 
 def describe(metric: Metric) -> str:

@@ -67,7 +67,10 @@ def test_deaf_model_leaves_the_truth(recordings, exact):
 
 def test_second_encoder_and_perceptual_distance_are_named(recordings):
     tiny = SMALL | {"clips": 2, "rollouts": 2, "frames": 12, "windows": 1, "reference": 20, "horizon": 4}
-    report = evaluate_drift(panorama.world(), recordings, **tiny | {"encoders": ("autoencoder", "lite0")})
+    tiny |= {"encoders": ("autoencoder", "lite0"), "window": None, "windows": None}
+    report = evaluate_drift(panorama.world(), recordings, **tiny)
+    assert report.metrics["fd_first_window"].n == 2 * 12  # no window is longer than the rollout
+    assert report.metrics["fd_first_window"].unit == "autoencoder, above floor"
     assert {"fd_first_window", "fd_first_window__lite0", "fd_last_window__lite0", "fd_floor__lite0"} <= set(
         report.metrics
     )

@@ -11,6 +11,7 @@ from worldmodel.actions import ActionSpec
 from worldmodel.errors import UserError
 from worldmodel.evaluate import latency
 from worldmodel.evaluate.latency import evaluate_latency
+from worldmodel.evaluate.report import Metric
 from worldmodel.evaluate.streams import Stream, Timed, cached_and_recompute, controls
 from worldmodel.memory import FullConfig, WindowConfig
 from worldmodel.models.dit import DiTConfig
@@ -63,7 +64,7 @@ def test_memory_bytes_are_those_of_the_stream(report):
 def test_growing_memory_is_told():
     grown = evaluate_latency(tiny(memory=FullConfig()), frames=60, quiet=True)
     assert grown.metrics["memory_bytes_change"].value > 0
-    assert not next(good for asked, good, _ in grown.verdicts if "constant" in asked)
+    assert False is next(good for asked, good, _ in grown.verdicts if "constant" in asked)
     assert "late_over_early_in_order" not in grown.metrics  # too few chunks for that
 
 
@@ -128,6 +129,26 @@ def test_short_form_stops_at_its_deadline(monkeypatch):
     assert latency.LEAST_CHUNKS * 2 <= report.metrics["streamed_frames"].value < 5000
     assert report.metrics["late_over_early"].n == latency.LEAST_ROUNDS
     assert report.command.endswith("--short")
+
+
+@pytest.mark.parametrize(
+    ("late", "gflops", "expected"),
+    [
+        (Metric(1.05, "x", 9, (0.9, 1.3)), 80, (True, True)),
+        (Metric(1.06, "x", 9, (1.05, 1.3)), 79, ("n/a", "not shown")),
+        (Metric(1.06, "x", 9, (1.051, 1.3)), 90, (True, False)),
+    ],
+)
+def test_noise_and_slow_machines_are_no_failure(report, late, gflops, expected):
+    planted = {
+        "late_over_early": late,
+        "calibration_gflops": Metric(gflops),
+        "frames_per_second": Metric(25.0),
+    }
+    verdicts = latency._verdicts(dict(report.metrics) | planted)
+    assert (verdicts[0][1], verdicts[1][1]) == expected
+    planted["frames_per_second"] = Metric(19.0)
+    assert latency._verdicts(dict(report.metrics) | planted)[0][1] == ("n/a" if gflops < 80 else False)
 
 
 def test_quotient_is_of_medians():

@@ -103,8 +103,17 @@ def test_words_for_the_terminal():
     assert rounded(2949280.0) == "2,949,280"
     assert describe(Metric(1.5, "dB", 4, (1.0, 2.0))) == "1.5 dB  [1, 2]  n=4"
     lines = example().lines()
-    assert lines[0].startswith("psnr_h1       23.46 dB")
-    assert lines[-1] == "FAIL as fast as asked: 3 < 20"
+    assert lines[0].startswith("psnr_h1  23.46 dB")
+    assert lines[1:] == ["ok   better than repeating: 2.1 dB", "FAIL as fast as asked: 3 < 20"]  # headlines, verdicts
+    lines = example(verdicts=(("steady", "not shown", "1.1"), ("fast", "n/a", "3"), ("good", True, "1"))).lines()
+    assert lines[1:] == ["not shown steady: 1.1", "n/a       fast: 3", "ok        good: 1"]
+
+
+def test_page_marks_what_is_neither():
+    page = render(example(command="worldmodel evaluate drift m --data 'a b'", verdicts=(("steady", "not shown", "1"),)))
+    assert "<li class=open><div>not shown: steady</div>" in page
+    assert "<h1>Evaluate drift m</h1>" in page
+    assert "worldmodel evaluate drift m --data &#x27;a b&#x27;</code>" in page
 
 
 def test_unwritable_place_is_one_line(tmp_path):
