@@ -44,7 +44,10 @@ def build(run: Run, frozen: torch.dtype = torch.float32) -> nn.Module:
 def _pretrained(cfg: DiTConfig, init: str, text: Tensor | None, dtype: torch.dtype) -> DiT:
     """The weights of a world model's folder, or of a diffusers Wan transformer (a folder or a name on the hub)."""
     config = Path(init) / "config.json"
-    if config.is_file() and read_json(config).get("kind") == "world model":
+    found = read_json(config) if config.is_file() else {}
+    if not isinstance(found, dict):
+        raise UserError(f"{config}: expected an object, found {type(found).__name__}")
+    if found.get("kind") == "world model":
         model = WorldModel.load(Path(init)).dit.to(dtype).requires_grad_(True).train()
     else:
         tokens = 0 if text is not None else cfg.text_tokens
@@ -134,3 +137,4 @@ def check(run: Run) -> None:
         raise UserError(f"model.channels and model.size are {size}, the latents are {frame}")
     if clip.x.shape[1] % run.model.chunk:
         raise UserError(f"clips of {clip.x.shape[1]} frames do not cut into chunks of model.chunk = {run.model.chunk}")
+    run.stream.check(run.model.chunk)

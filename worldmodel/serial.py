@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import operator
 import types
 import typing
@@ -89,9 +90,17 @@ def _value(data: Any, hint: Any, where: str) -> Any:
             hint is bool or not isinstance(data, bool)
         )
         if not fits:
-            raise UserError(f"{where}: expected {hint.__name__}, found {data!r}")
+            raise UserError(f"{where}: expected {hint.__name__}, found {_short(data)}")
+        if hint is float and not (isinstance(data, float) and math.isfinite(data)) and not -(2**53) <= data <= 2**53:
+            raise UserError(f"{where}: expected a finite number, found {_short(data)}")
         return hint(data)
     return data
+
+
+def _short(data: Any) -> str:
+    if isinstance(data, int) and abs(data) > 10**30:  # Python itself refuses to print very long ones
+        return "a number of more than 30 digits"
+    return shown if len(shown := repr(data)) <= 80 else f"{shown[:80]}..."
 
 
 def read_json(path: Path) -> Any:
@@ -100,8 +109,12 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: no such file")
     try:
         return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # broken JSON, broken text, numbers of thousands of digits
         raise UserError(f"{path}: not valid JSON ({error})") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: not valid JSON for us (nested too deep)") from error
+    except OSError as error:
+        raise UserError(f"{path}: could not be read ({error.strerror})") from error
 
 
 def write_json(data: Any, path: Path) -> None:

@@ -1,5 +1,6 @@
 """Weights on disk: safetensors only, checked by name and shape. A pickle is refused, as it could run code."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -51,7 +52,7 @@ def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, st
 
 
 def check_tensors(tensors: dict[str, Tensor], own: dict[str, Tensor], where: str) -> None:
-    """Anything but exactly the names and shapes of `own`, with finite values, is a UserError that names the key."""
+    """Anything but the names, shapes and kinds of number of `own`, and finite values, is a UserError naming the key."""
     for name in sorted(own.keys() - tensors.keys()):
         raise UserError(f"{where}: weight '{name}' is missing: this is not a checkpoint of this model")
     for name in sorted(tensors.keys() - own.keys()):
@@ -61,8 +62,33 @@ def check_tensors(tensors: dict[str, Tensor], own: dict[str, Tensor], where: str
             raise UserError(
                 f"{where}: weight '{name}' has shape {list(tensor.shape)}, the model expects {list(own[name].shape)}"
             )
+        if _kind(tensor) != _kind(own[name]):
+            raise UserError(f"{where}: weight '{name}' is of type {tensor.dtype}, the model's is {own[name].dtype}")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"{where}: weight '{name}' holds values that are not finite")
+
+
+def _kind(tensor: Tensor) -> str:
+    """Numbers of one kind convert to each other without a loss of meaning."""
+    if tensor.is_complex():
+        return "complex"
+    return "float" if tensor.is_floating_point() else "bool" if tensor.dtype == torch.bool else "integer"
+
+
+def build_with[M: nn.Module](build: Callable[[], M], tensors: dict[str, Tensor], where: str) -> M:
+    """What `build` makes, with these weights; the conditions of `check_tensors` hold.
+
+    They are checked on a sketch of the module first, so that sizes which do not fit the weights take no memory.
+    """
+    try:
+        with torch.device("meta"):
+            sketch = build()
+    except (RuntimeError, OverflowError) as error:  # a number of weights that overflows
+        raise UserError(f"{where}: no model can have the sizes that its configuration names") from error
+    check_tensors(tensors, sketch.state_dict(), where)
+    module = build()
+    module.load_state_dict(tensors)
+    return module
 
 
 def load_into(module: nn.Module, tensors: dict[str, Tensor], where: str) -> None:

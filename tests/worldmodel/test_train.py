@@ -21,10 +21,11 @@ from tiny import FROM_CLEAN, TinyData, close, in_processes, same_training, tenso
 from worldmodel import checkpoint
 from worldmodel import train as training
 from worldmodel.errors import UserError
+from worldmodel.memory import WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
-from worldmodel.models.world import WorldModel
+from worldmodel.models.world import StreamConfig, WorldModel
 from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.optim import AdamW, Muon, Schedule
@@ -512,6 +513,9 @@ def test_parts_that_do_not_fit(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             train(tiny_run(tmp_path / "run", model=DiTConfig(**(model | changes))))
+    short = StreamConfig(memory=WindowConfig(ring=1))
+    with pytest.raises(UserError, match=r"stream\.memory\.ring is 1: .* one chunk, model\.chunk is 2"):
+        train(tiny_run(tmp_path / "run", stream=short))
     with pytest.raises(UserError, match="clips of 6 frames must be chunks of 2, more than the 3 that are only context"):
         train(tiny_run(tmp_path / "run", objective=FlowMatching(context=3)))
     autoencoder = AutoencoderConfig(channels=2, widths=(4,), blocks=(0,))

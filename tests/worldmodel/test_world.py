@@ -163,6 +163,66 @@ def saved(tmp_path_factory):
         (tensors("starts.safetensors", x=torch.zeros(3, 3, 2, 4, 6)), r"starts\.safetensors: not the beginnings"),
         (tensors("starts.safetensors", x=torch.zeros(4)), r"starts\.safetensors: not the beginnings"),
         (tensors("starts.safetensors", action=torch.zeros(3, 4, 5)), r"starts\.safetensors: not the beginnings"),
+        (config(fps=float("inf")), r"config\.json: fps must be a number above 0, not inf"),
+        (config(fps=float("nan")), r"config\.json: fps must be a number above 0, not nan"),
+        (config(fps=True), r"config\.json: fps must be a number above 0, not True"),
+        (config(card=[1]), r"config\.json: card: expected an object, found list"),
+        (config(stream_of=1), r"config\.json: unknown key 'stream_of'"),
+        (inside("stream", context_time=1.0), r"stream\.context_time must be in \[0, 1\), not 1\.0"),
+        (inside("stream", context_time=-0.1), r"stream\.context_time must be in \[0, 1\)"),
+        (inside("stream", context_time=float("nan")), r"stream\.context_time: expected a finite number, found nan"),
+        (
+            inside("stream", memory={"type": "WindowConfig", "ring": 1}),
+            r"stream\.memory\.ring is 1: .* model\.chunk is 2",
+        ),
+        (
+            inside("stream", memory={"type": "WindowConfig", "ring": 10**12}),
+            r"stream\.memory: sink and ring together are 1000000000000 frames, at most 65536",
+        ),
+        (inside("dit", dim=2**40), r"config\.json: dit\.dim is 1099511627776, but .*model\.safetensors holds"),
+        (inside("dit", hidden=2**62), r"config\.json: dit\.hidden is 4611686018427387904"),
+        (inside("dit", depth=2**40), r"config\.json: dit\.depth is 1099511627776"),
+        (inside("dit", chunk=2**40), r"config\.json: dit\.chunk is 1099511627776, at most 65536"),
+        (inside("dit", size=[2**40, 6]), r"config\.json: dit\.size is 1099511627776, at most 65536"),
+        (
+            lambda f: (f / "config.json").write_text("[" * 100_000),
+            r"config\.json: not valid JSON for us \(nested too deep\)",
+        ),
+        (lambda f: (f / "config.json").write_text('{"format": 1' + "0" * 5000 + "}"), r"config\.json: not valid JSON"),
+        (
+            tensors("model.safetensors", table_out=torch.zeros(2, 32, dtype=torch.complex64)),
+            r"model\.safetensors: weight 'table_out' is of type torch\.complex64, the model's is torch\.float32",
+        ),
+        (
+            tensors("model.safetensors", table_out=torch.zeros(2, 32, dtype=torch.int64)),
+            r"model\.safetensors: weight 'table_out' is of type torch\.int64",
+        ),
+        (
+            tensors(
+                "starts.safetensors",
+                x=torch.zeros(0, 4, 2, 4, 6),
+                action=torch.zeros(0, 4, 3),
+                has_action=torch.zeros(0, 4, dtype=torch.bool),
+            ),
+            r"starts\.safetensors: not the beginnings",
+        ),
+        (
+            tensors(
+                "starts.safetensors",
+                x=torch.zeros(3, 0, 2, 4, 6),
+                action=torch.zeros(3, 0, 3),
+                has_action=torch.zeros(3, 0, dtype=torch.bool),
+            ),
+            r"starts\.safetensors: not the beginnings",
+        ),
+        (
+            tensors("starts.safetensors", x=torch.full((3, 4, 2, 4, 6), torch.nan)),
+            r"starts\.safetensors: 'x' holds values that are not finite",
+        ),
+        (
+            tensors("starts.safetensors", action=torch.full((3, 4, 3), torch.inf)),
+            r"starts\.safetensors: 'action' holds values that are not finite",
+        ),
         (tensors("starts.safetensors", text=torch.zeros(3)), r"starts\.safetensors: not the beginnings"),
     ],
 )
@@ -172,6 +232,13 @@ def test_broken_folders_are_one_clear_line(spoil, message, saved, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         WorldModel.load(folder)
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", ""])
+def test_devices_that_are_not_here(device, saved):
+    with pytest.raises(UserError, match=f"device '{device}' cannot be used here: ") as error:
+        WorldModel.load(saved, device)
+    assert "\n" not in str(error.value)
 
 
 def test_a_pickle_instead_of_a_folder(tmp_path):

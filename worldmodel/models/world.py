@@ -6,6 +6,7 @@ tokenizer/            config.json and weights of the tokenizer
 starts.safetensors    optional: latents and actions of a few real beginnings, so that a stream can start anywhere
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.sampler import AnySampler, Euler
 from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
-from worldmodel.weights import PICKLES, load_into, read_tensors, write_tensors
+from worldmodel.weights import PICKLES, build_with, read_tensors, write_tensors
 
 FORMAT = 1
+KEYS = ("format", "kind", "dit", "actions", "fps", "stream", "card")
+LONGEST, LARGEST = 2**16, 2**24  # frames that a window may hold; any size that the weights do not bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,20 @@ class StreamConfig:
     memory: FullConfig | WindowConfig = field(default_factory=WindowConfig)
     sampler: AnySampler = field(default_factory=Euler)
     context_time: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.context_time < 1:  # NaN too
+            raise UserError(f"stream.context_time must be in [0, 1), not {self.context_time}")
+        if isinstance(self.memory, WindowConfig) and self.memory.sink + self.memory.ring > LONGEST:
+            frames = self.memory.sink + self.memory.ring
+            raise UserError(f"stream.memory: sink and ring together are {frames} frames, at most {LONGEST} are held")
+
+    def check(self, chunk: int) -> None:
+        """A window that cannot hold one chunk of `chunk` latent frames is a UserError."""
+        if isinstance(self.memory, WindowConfig) and self.memory.ring < chunk:
+            raise UserError(
+                f"stream.memory.ring is {self.memory.ring}: it must hold at least one chunk, model.chunk is {chunk}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +112,19 @@ class WorldModel:
             )
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; a world model is a folder with config.json in it")
+        check_device(device)
         path = folder / "config.json"
         config = read_json(path)
         if not isinstance(config, dict) or config.get("kind") != "world model":
             raise UserError(f"{path}: not the configuration of a world model")
         check_format(config, FORMAT, path, keys=("dit", "actions", "fps", "stream"))
-        if not isinstance(config["fps"], int | float) or not config["fps"] > 0:
-            raise UserError(f"{path}: fps must be a number above 0, not {config['fps']!r}")
-        dit = from_json(config["dit"], DiTConfig, f"{path}: dit").build()
-        load_into(dit, read_tensors(folder / "model.safetensors"), str(folder / "model.safetensors"))
+        _check_plain(config, path)
+        stream: StreamConfig = from_json(config["stream"], StreamConfig, f"{path}: stream")
+        dit = _load_dit(from_json(config["dit"], DiTConfig, f"{path}: dit"), folder / "model.safetensors", path)
+        try:
+            stream.check(dit.chunk)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
         if not (folder / "tokenizer").is_dir():
             raise UserError(f"{folder / 'tokenizer'}: no such folder, the model's tokenizer is missing")
         tokenizer: Any = load_tokenizer(folder / "tokenizer")  # tokenizers are modules
@@ -119,11 +140,49 @@ class WorldModel:
             tokenizer=tokenizer.to(device).eval().requires_grad_(False),
             actions=actions,
             fps=config["fps"],
-            stream=from_json(config["stream"], StreamConfig, f"{path}: stream"),
+            stream=stream,
             card=config.get("card", {}),
         )
         starts = folder / "starts.safetensors"
         return replace(world, starts=_read_starts(starts, world)) if starts.exists() else world
+
+
+def check_device(name: str) -> None:
+    """A device that torch does not know, or that this machine does not have, is a UserError."""
+    try:
+        if torch.device(name).type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch asserts that it has CUDA
+        reason = str(error).split("\n")[0]
+        raise UserError(f"device '{name}' cannot be used here: {reason}") from error
+
+
+def _check_plain(config: dict[str, Any], path: Path) -> None:
+    for key in config:
+        if key not in KEYS:
+            raise UserError(f"{path}: unknown key '{key}'; a world model has {sorted(KEYS)}")
+    fps = config["fps"]
+    number = isinstance(fps, int | float) and not isinstance(fps, bool)
+    if not number or not 0 < fps < LARGEST or not math.isfinite(fps):
+        raise UserError(f"{path}: fps must be a number above 0, not {fps!r}")
+    if not isinstance(config.get("card", {}), dict):
+        raise UserError(f"{path}: card: expected an object, found {type(config['card']).__name__}")
+
+
+def _load_dit(cfg: DiTConfig, weights: Path, path: Path) -> DiT:
+    """The transformer with its weights. Sizes that these weights cannot have are refused before memory is taken."""
+    tensors = read_tensors(weights)
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    for name in ("channels", "patch", "dim", "hidden", "heads", "actions", "text", "text_tokens", "rank", "time_width"):
+        if getattr(cfg, name) > max(numbers, LARGEST if name == "heads" else 0):
+            raise UserError(f"{path}: dit.{name} is {getattr(cfg, name)}, but {weights} holds {numbers} numbers in all")
+    if cfg.depth > max(64, len(tensors)):
+        raise UserError(f"{path}: dit.depth is {cfg.depth}, but {weights} holds {len(tensors)} weights in all")
+    for name, value in (("chunk", cfg.chunk), ("size", max(cfg.size))):
+        if value > LONGEST:
+            raise UserError(f"{path}: dit.{name} is {value}, at most {LONGEST} is possible")
+    return build_with(cfg.build, tensors, str(weights))
 
 
 def _read_starts(path: Path, world: WorldModel) -> Clip[ActionControl]:
@@ -132,12 +191,16 @@ def _read_starts(path: Path, world: WorldModel) -> Clip[ActionControl]:
     if fits:
         starts = tensors["x"].shape[:2]
         fits = tensors["action"].shape == (*starts, world.dit.cfg.actions) and tensors["has_action"].shape == starts
-        fits = fits and starts[1] % world.dit.chunk == 0
+        fits = fits and starts[0] > 0 and starts[1] > 0 and starts[1] % world.dit.chunk == 0
+        fits = fits and not any(tensors[name].is_complex() for name in tensors)
     if not fits:
         raise UserError(
             f"{path}: not the beginnings of this model: frames of {list(world.dit.frame_shape)} in chunks of "
             f"{world.dit.chunk}, actions of size {world.dit.cfg.actions}"
         )
+    for name in ("x", "action"):
+        if not torch.isfinite(tensors[name]).all():
+            raise UserError(f"{path}: '{name}' holds values that are not finite")
     x: Tensor = tensors["x"]
     index = torch.arange(x.shape[0], device=x.device)
-    return Clip(x.float(), ActionControl(tensors["action"], tensors["has_action"].bool()), index)
+    return Clip(x.float(), ActionControl(tensors["action"].float(), tensors["has_action"].bool()), index)
