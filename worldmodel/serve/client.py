@@ -46,7 +46,7 @@ class Client:
         self._open = contextlib.ExitStack()
         try:
             self._socket = self._open.enter_context(
-                connect(where, compression=None, open_timeout=timeout, max_size=None)
+                connect(where, compression=None, open_timeout=timeout, close_timeout=1, max_size=None)
             )
         except OSError as error:
             raise UserError(f"{address}: no stream answers there ({error})") from error

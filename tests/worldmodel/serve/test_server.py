@@ -223,8 +223,13 @@ def test_bookmark_returns_to_the_same_moment(world, serving) -> None:
         started = client.message("started")
         assert (started["stream"], started["source"]) == (2, "bookmark")
         again = list(islice(client.frames(), 9))[1:]
+        client.send(Save())
+        replay = read_replay(world, get(address + client.message("file")["url"]))
     assert [a.header.index + 1 for a in after] == [b.header.index for b in again]
     assert all(np.array_equal(a.picture, b.picture) for a, b in zip(after, again, strict=True))
+    made = np.concatenate([pictures.frames for pictures in play(world, replay)])
+    first = after[0].header.index - 1  # index 0 is the beginning's own picture
+    assert np.array_equal(made[first : first + 8], np.stack([b.picture for b in again]))  # it knows the way there
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
