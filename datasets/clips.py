@@ -119,6 +119,12 @@ class VideoFolder:
         notes = [f"read with PyAV; frames picked at random with decord in {decord} of {len(self.files)} files"]
         notes += _counted("PyAV only, {}", [(f.path, f.reason) for f in self.files if f.reader != "decord"])
         notes += _counted("turned by {} degrees", [(f.path, f.rotation) for f in self.files if f.rotation])
+        if silent := [file for file in self.files if not file.announced]:
+            frames = sum(len(file) for file in silent)
+            notes.append(
+                f"{len(silent)} files announce no length, such as {silent[0].path}: {frames} frames were read from "
+                "them, and whether some are missing at an end cannot be seen"
+            )
         if self.resampled:
             changed = [f for f in self.files if f.uneven is not None or f.fps != self.fps]
             rates = [(f.path, f"{float(f.fps):.5g} to {float(self.fps):.5g}") for f in changed]
@@ -175,6 +181,11 @@ def read_actions(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64]]:
         raise UserError(f"{path}: cannot be read as actions ({str(error).splitlines()[0]})") from error
     if values.ndim != 2 or len(names) != values.shape[1] or not names:
         raise UserError(f"{path}: {len(names)} names for actions of shape {list(values.shape)}, expected [frames, dim]")
+    for column, name in enumerate(names):
+        if not name.strip():
+            raise UserError(f"{path}: action {column} of {len(names)} has an empty name")
+        if name in names[:column]:
+            raise UserError(f"{path}: two actions are named '{name}'")
     return names, values
 
 

@@ -12,7 +12,7 @@ from worldmodel.datasets.interrupt import HeldSignals, Stopped
 from worldmodel.datasets.lerobot import is_lerobot
 from worldmodel.datasets.lerobot_writer import Episode, EpisodeSchema, EpisodeWriter
 from worldmodel.datasets.progress import progress_bar
-from worldmodel.datasets.recordings import fit, parse_fps, parse_size, picture_size
+from worldmodel.datasets.recordings import SIDES, fit, parse_fps, parse_size, picture_size
 from worldmodel.datasets.video import open_video
 from worldmodel.errors import UserError
 
@@ -65,6 +65,13 @@ def convert_videos(
     if folder.action_names:
         folder.check_statistics(folder.action_names)
     lengths = folder.episodes
+    for index, length in lengths.items():
+        if length < 2:
+            raise UserError(f"{folder.files[index].path}: only {length} frame at {folder.fps} frames/s; it takes two")
+    if min(height, width) < SIDES.start:
+        raise UserError(
+            f"{folder.path}: pictures of {width} x {height} pixels; bring them to {SIDES.start} or more with --size"
+        )
     written = 0
     made = (episode for index in lengths for episode in _episodes(folder, index, height, width, task))
     with (

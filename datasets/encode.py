@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worldmodel.datasets.interrupt import HeldSignals
 from worldmodel.datasets.latent_files import (
     TOKENIZER,
     LatentsInfo,
@@ -112,9 +113,10 @@ def encode(
     for note in recordings.notes():
         print(note)
     try:
-        info = encode_recordings(
-            recordings, tokenizer, out, camera, parse_size(size), actions, workers=workers, device=device, say=print
-        )
+        with HeldSignals() as signals, signals.stop():
+            info = encode_recordings(
+                recordings, tokenizer, out, camera, parse_size(size), actions, workers=workers, device=device, say=print
+            )
     except KeyboardInterrupt:
         print(f"{out}: stopped; finished episodes are kept, the same command goes on")
         return 130

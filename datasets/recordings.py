@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from worldmodel.errors import UserError
 
+SIDES = range(8, 4097)  # pixels that the sides of pictures are scaled to
 Frame = NDArray[np.uint8]  # [H, W, 3] RGB
 
 
@@ -145,12 +146,14 @@ def picture_size(recordings: Recordings, camera: str, size: tuple[int, int] | No
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
-    """ "64" or "WIDTHxHEIGHT" to (height, width)."""
+    """ "64" or "WIDTHxHEIGHT" to (height, width), each of SIDES pixels."""
     if text is None:
         return None
     parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
         raise UserError(f"size '{text}': give one number, or WIDTHxHEIGHT, in pixels")
+    if not all(len(part) < 9 and int(part) in SIDES for part in parts):
+        raise UserError(f"size '{text[:40]}': a side has {SIDES.start} to {SIDES[-1]} pixels")
     return int(parts[-1]), int(parts[0])
 
 
@@ -195,9 +198,10 @@ def check_actions(
         )
     if values.shape != (frames, len(names)):
         raise UserError(f"{where}: actions of shape {list(values.shape)}, expected {[frames, len(names)]}")
-    actions = values.astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond float32 becomes inf
+        actions = values.astype(np.float32)
     bad = np.argwhere(~np.isfinite(actions))
     if len(bad):
         frame, column = (int(i) for i in bad[0])
-        raise UserError(f"{where}: action '{names[column]}' is {actions[frame, column]} at frame {frame}")
+        raise UserError(f"{where}: action '{names[column]}' is {values[frame, column]} at frame {frame}")
     return actions

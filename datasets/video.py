@@ -28,6 +28,7 @@ from worldmodel.errors import UserError
 SUFFIXES = {".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".wmv", ".flv"}
 ONE_FRAME_PER_PACKET = {"h264", "hevc", "av1", "vp9", "mjpeg", "ffv1", "prores", "png"}
 DECORD_CONTAINERS, DECORD_PIXELS = ("mp4", "matroska", "avi"), ("yuv420p", "yuvj420p", "yuv444p")
+UNANNOUNCED = ("mpegts", "mpeg", "mpegvideo")  # containers without a length in their header
 BATCH = 16  # frames that decord decodes at a time
 FORWARD = 48  # frames that PyAV rather decodes in vain than seek
 
@@ -40,7 +41,8 @@ class VideoFile:
 
     height, width: of the upright picture, in pixels. rotation: degrees clockwise that the stored picture is turned by
     to stand upright. pts: [N] presentation times in ticks of `time_base` seconds. fps: exact mean rate. reader: of
-    frames in any order, "decord" or "pyav"; reason: why not decord.
+    frames in any order, "decord" or "pyav"; reason: why not decord. announced: whether the container says how long the
+    video is, so that `open_video` found it whole; without that, missing frames at the end cannot be seen.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class VideoFile:
     fps: Fraction
     reader: str
     reason: str = ""
+    announced: bool = True
 
     def __len__(self) -> int:
         return len(self.pts)
@@ -124,7 +127,8 @@ def open_video(path: Path) -> VideoFile:
     first, rotation = _first_frame(path)
     height, width = first.shape[:2]
     reader, reason = _choose(path, first, rotation, len(pts), *formats)
-    return VideoFile(path, height, width, rotation, pts, time_base, fps, reader, reason)
+    announced = formats[0] not in UNANNOUNCED
+    return VideoFile(path, height, width, rotation, pts, time_base, fps, reader, reason, announced)
 
 
 def _scan(path: Path, container: InputContainer, stream: VideoStream) -> NDArray[np.int64]:

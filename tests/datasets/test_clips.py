@@ -151,6 +151,8 @@ def test_values_that_are_not_finite_or_constant(tmp_path, videos):
     ("name", "content", "message"),
     [
         ("a.csv", b"turn,speed\n1,2\n3,fast\n", r"a\.csv: column 'speed' is no number in row 1 \('fast'\)"),
+        ("a.csv", b",turn\n0,2\n1,3\n", r"a\.csv: action 0 of 2 has an empty name"),
+        ("a.csv", b"turn,turn\n0,2\n1,3\n", r"a\.csv: "),
         ("a.csv", b"", r"a\.csv: cannot be read as actions"),
         ("a.npz", b"PK\x03\x04 broken", r"a\.npz: cannot be read as actions"),
         ("a.parquet", b"PAR1 broken", r"a\.parquet: cannot be read as actions"),
@@ -161,6 +163,15 @@ def test_broken_files_of_actions(tmp_path, name, content, message):
     with pytest.raises(UserError, match=message) as caught:
         read_actions(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", ["1e40", "-1e300", "nan", "inf"])
+def test_numbers_beyond_float32(tmp_path, videos, value):
+    videos.make(tmp_path / "a.mp4", count=3)
+    (tmp_path / "a.csv").write_text(f"turn,speed\n0,1\n0,2\n1,{value}\n")
+    with pytest.raises(UserError, match=rf"a\.csv: action 'speed' is {float(value)} at frame 2".replace("+", r"\+")):
+        VideoFolder.open(tmp_path).actions(0)
 
 
 def test_npz_with_a_pickle_or_an_unclear_choice(tmp_path):

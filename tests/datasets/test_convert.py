@@ -104,6 +104,15 @@ def test_bad_input_makes_no_folder(tmp_path, videos):
     with pytest.raises(UserError, match=r"b\.mp4: the file is empty"):
         convert(tmp_path / "clips", tmp_path / "data")
     (tmp_path / "clips" / "b.mp4").unlink()
+    for size in ("1", "7x64", "64x99999", "9" * 5000):
+        with pytest.raises(UserError, match=r"size '\w+': a side has 8 to 4096 pixels"):
+            convert(tmp_path / "clips", tmp_path / "data", size=size)
+    videos.make(tmp_path / "short" / "one.mp4", count=1)
+    with pytest.raises(UserError, match=r"one\.mp4: only 1 frame at 30 frames/s; it takes two"):
+        convert(tmp_path / "short", tmp_path / "data")
+    videos.make(tmp_path / "tiny" / "a.mp4", count=3, height=4, width=6)
+    with pytest.raises(UserError, match="pictures of 6 x 4 pixels; bring them to 8 or more with --size"):
+        convert(tmp_path / "tiny", tmp_path / "data")
     with pytest.raises(UserError, match="whole number of frames per second"):
         convert(tmp_path / "clips", tmp_path / "data", fps="29.97")
     np.savez(tmp_path / "clips" / "a.npz", action=np.zeros(4))

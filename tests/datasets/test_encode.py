@@ -143,6 +143,22 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, data, tokenizer,
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_finished_episodes(tmp_path, data, tokenizer, monkeypatch, capsys, number):
+    def write(*args):
+        original(*args)
+        signal.raise_signal(number)
+
+    original = module.write_episode
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_episode", write)
+        assert encode(data.path, str(tokenizer), tmp_path / "out") == 130
+    assert "finished episodes are kept, the same command goes on" in capsys.readouterr().out
+    assert signal.getsignal(number) is before
+    assert [path.name for path in (tmp_path / "out" / "episodes").iterdir()] == ["000000.safetensors"]
+
+
 def test_finished_folder_is_left_alone(tmp_path, data, tokenizer, monkeypatch):
     encode_recordings(data, tokenizer, tmp_path / "out")
     before = contents(tmp_path / "out")

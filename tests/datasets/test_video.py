@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldmodel.datasets import video as module
+from worldmodel.datasets.clips import VideoFolder
 from worldmodel.datasets.video import VideoFile, open_video
 from worldmodel.errors import UserError
 
@@ -194,6 +195,19 @@ def test_truncated(tmp_path, videos, name, options, place):
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 2 // 3])
     assert place in message(path)
+
+
+def test_a_container_without_a_length_is_noted(tmp_path, videos):
+    """Where the end of an MPEG-TS is missing, nothing in it says so: people are told what was read."""
+    path = videos.make(tmp_path / "a.ts", count=40)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3 // 188 * 188])
+    video = open_video(path)
+    assert not video.announced and 20 < len(video) < 40
+    (note,) = [note for note in VideoFolder.open(path).notes() if "announce no length" in note]
+    assert f"such as {path}: {len(video)} frames were read" in note
+    whole = VideoFolder.open(videos.make(tmp_path / "a.mp4"))
+    assert whole.files[0].announced and not any("announce no length" in note for note in whole.notes())
 
 
 def test_damaged_in_the_middle_names_the_frame(tmp_path, videos):
