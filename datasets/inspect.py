@@ -318,7 +318,7 @@ def _run(path: Path) -> Report:
         config = read_json(model / "config.json")
         world = isinstance(config, dict) and config.get("kind") == "world model"
         report.next = (
-            f"worldmodel serve {path}" if world else f"worldmodel encode DATA --tokenizer {path} --out DATA_latents"
+            f"worldmodel serve {path}" if world else f"worldmodel encode DATA --tokenizer {model} --out DATA_latents"
         )
     return report
 

@@ -17,12 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+SIM = "`bash setup/install.sh all` in a checkout"
+"""How to get the simulators and all other extras."""
+
 State = Literal["ok", "missing", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding: `missing` is not installed, `broken` is installed and does not work.
+    """One finding: `missing` is not installed or not for this machine, `broken` is installed and does not work.
 
     detail: what was found, one line. advice: what to do about it, one line, empty if `ok`.
     """
@@ -120,12 +123,12 @@ os._exit(0)
 
 def _egl() -> Check:
     repair = "Debian: apt-get install libegl1 libgl1"
-    return _by_probe("egl", ("mujoco",), _RENDER, 'pip install "worldmodel[sim]"', repair)
+    return _by_probe("egl", ("mujoco",), _RENDER, SIM, repair)
 
 
 def _metaworld() -> Check:
     code = "import metaworld; print(len(metaworld.ALL_V3_ENVIRONMENTS), 'tasks')"
-    found = _by_probe("metaworld", ("metaworld",), code, 'pip install "worldmodel[sim]"', "reinstall metaworld, mujoco")
+    found = _by_probe("metaworld", ("metaworld",), code, SIM, "reinstall metaworld, mujoco")
     drawing = check("egl")
     if found.state == "ok" and drawing.state != "ok":
         return Check("metaworld", "broken", f"cannot draw: {drawing.detail}", drawing.advice)
@@ -134,7 +137,7 @@ def _metaworld() -> Check:
 
 def _pusht() -> Check:
     code = "import gym_pusht, cv2, pygame; print('pygame', pygame.__version__)"
-    advice = 'pip install "worldmodel[sim]"'
+    advice = SIM
     return _by_probe("pusht", ("gym_pusht", "cv2", "pygame"), code, advice, "reinstall gym-pusht, opencv and pygame-ce")
 
 
@@ -243,7 +246,8 @@ def _xformers() -> Check:
     if not installed("xformers"):
         return Check("xformers", "missing", "not installed", 'with an NVIDIA GPU: pip install "worldmodel[gpu]"')
     if check("cuda").state != "ok":
-        return Check("xformers", "broken", "it has no CPU operator", "none needed: attention runs through SDPA")
+        detail = "installed, but n/a without a CUDA device: it has no CPU operator"
+        return Check("xformers", "missing", detail, "none needed: attention runs through SDPA")
     code = """
 import torch
 from xformers.ops import memory_efficient_attention
@@ -256,6 +260,19 @@ print("on", torch.cuda.get_device_name(), tuple(memory_efficient_attention(x, x,
 def _triton() -> Check:
     advice = 'Linux: pip install "worldmodel[gpu]"'
     return _by_probe("triton", ("triton",), "import triton; print(triton.__version__)", advice, "reinstall triton")
+
+
+def _compile() -> Check:
+    """What torch.compile needs: a C++ compiler, here and beside Triton on a GPU."""
+    if not installed("torch"):
+        return Check("compile", "missing", "torch not installed", "see `torch works`")
+    names = (os.environ.get("CXX") or "g++", "g++", "clang++")
+    path = next((found for name in names if (found := shutil.which(name))), None)
+    if path is None:
+        return Check(
+            "compile", "missing", "no C++ compiler (g++ or clang++)", "install one, or train with --no-compile"
+        )
+    return Check("compile", "ok", f"with {path}")
 
 
 def _ray() -> Check:
@@ -272,6 +289,7 @@ CAPABILITIES: dict[str, Callable[[], Check]] = {
     "pusht": once(_pusht),
     "chromium": once(_chromium),
     "triton": once(_triton),
+    "compile": once(_compile),
     "ray": once(_ray),
     "metaworld": once(_metaworld),  # asks for egl
     "cuda": once(_cuda),

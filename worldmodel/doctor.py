@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import worldmodel
-from worldmodel.capabilities import CAPABILITIES, Check, check, installed, probe, torch_answer
+from worldmodel.capabilities import CAPABILITIES, SIM, Check, check, installed, probe, torch_answer
 from worldmodel.errors import UserError
 
 BASE = (
@@ -47,9 +47,9 @@ BASE = (
 )
 OPTIONAL = {
     "decord": "videos are read with PyAV instead",
-    "metaworld": 'for Meta-World: pip install "worldmodel[sim]"',
-    "mujoco": 'for Meta-World: pip install "worldmodel[sim]"',
-    "gym-pusht": 'for PushT: pip install "worldmodel[sim]"',
+    "metaworld": f"for Meta-World: {SIM}",
+    "mujoco": f"for Meta-World: {SIM}",
+    "gym-pusht": f"for PushT: {SIM}",
     "xformers": 'for attention on an NVIDIA GPU: pip install "worldmodel[gpu]"',
     "triton": 'for the Triton kernels: pip install "worldmodel[gpu]"',
     "ray": 'for many machines: pip install "worldmodel[cluster]"',

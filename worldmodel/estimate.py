@@ -24,6 +24,8 @@ from worldmodel.run import Run
 
 EFFICIENCY = 0.7  # training's share of the rate of one 1024^3 product; 0.6 to 0.9 measured on small models
 
+GPU_RATE = "give --tflops N for your GPU (about 0.4 of its dense bf16 rate, e.g. 120 for an A100, 390 for an H100)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -195,10 +197,13 @@ def print_estimate(
     """Print the estimate as a table and write it as JSON.
 
     tflops: what the device reaches in training, 10^12 operations/s (a large GPU in bf16 about 0.4 of its data sheet's
-    dense rate); without it, this machine's rate now, from one matrix product on one core.
+    dense rate); without it, this machine's rate now, from one matrix product on one core, or for bf16, which wants a
+    GPU, no time at all.
     """
     found, load = estimate(work), None
-    if tflops is None:
+    if tflops is None and work.precision == "bf16":
+        rate, source = None, GPU_RATE
+    elif tflops is None:
         measured = calibrate()
         rate, load = EFFICIENCY * measured.gflops * 1e9, measured.load
         source = f"{EFFICIENCY} x {measured.gflops:.0f} GFLOP/s, one core here, load {measured.load:.1f}"
@@ -212,7 +217,7 @@ def print_estimate(
     return 0
 
 
-def _table(found: Estimate, work: Workload, rate: float, source: str, title: str) -> Table:
+def _table(found: Estimate, work: Workload, rate: float | None, source: str, title: str) -> Table:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column("what")
     table.add_column("how much", justify="right")
@@ -231,22 +236,29 @@ def _table(found: Estimate, work: Workload, rate: float, source: str, title: str
     }
     for name in ("weights", "gradients", "optimizer", "ema", "casts", "activations", "update"):
         table.add_row(f"memory: {name}", _gigabytes(getattr(memory, name)), notes.get(name, ""))
-    table.add_row("memory: peak", _gigabytes(memory.peak), f"{work.batch // work.micro} clips at once", style="bold")
+    table.add_row("memory: peak", _gigabytes(memory.peak), f"{_clips(work.batch // work.micro)} at once", style="bold")
     table.add_section()
-    clips = f"{work.batch} clips x {work.frames} latent frames, {work.objective.chunk_noise}"
+    clips = f"{_clips(work.batch)} x {work.frames} latent frames, {work.objective.chunk_noise}"
     table.add_row("tokens per step", f"{found.tokens:,}", clips)
     table.add_row("operations per step", f"{found.operations.total / 1e12:,.4g} TFLOP")
-    seconds = found.seconds(rate)
-    table.add_row("time per step", f"{seconds:,.3g} s", source, style="bold")
-    table.add_row("latent frames per second", f"{found.frames / seconds:,.4g}")
+    if rate is None:
+        table.add_row("time per step", "unknown", source, style="bold")
+    else:
+        seconds = found.seconds(rate)
+        table.add_row("time per step", f"{seconds:,.3g} s", source, style="bold")
+        table.add_row("latent frames per second", f"{found.frames / seconds:,.4g}")
     return table
+
+
+def _clips(count: int) -> str:
+    return "1 clip" if count == 1 else f"{count} clips"
 
 
 def _gigabytes(size: int) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
-def _report(found: Estimate, rate: float, title: str, load: float | None) -> Report:
+def _report(found: Estimate, rate: float | None, title: str, load: float | None) -> Report:
     memory = found.memory
     names = ("weights", "gradients", "optimizer", "ema", "casts", "activations", "update", "peak")
     metrics = {
@@ -255,10 +267,13 @@ def _report(found: Estimate, rate: float, title: str, load: float | None) -> Rep
         **{f"memory_{name}": Metric(getattr(memory, name), "bytes") for name in names},
         "tokens_per_step": Metric(found.tokens),
         "operations_per_step": Metric(found.operations.total, "FLOP"),
-        "rate": Metric(rate, "FLOP/s"),
-        "step_time": Metric(found.seconds(rate), "s"),
-        "frames_per_second": Metric(found.frames / found.seconds(rate), "latent frames/s"),
     }
+    if rate is not None:
+        metrics |= {
+            "rate": Metric(rate, "FLOP/s"),
+            "step_time": Metric(found.seconds(rate), "s"),
+            "frames_per_second": Metric(found.frames / found.seconds(rate), "latent frames/s"),
+        }
     if load is not None:
         metrics["load"] = Metric(load)
     return Report(command=f"worldmodel {title}", seeds=(), metrics=metrics)

@@ -1,5 +1,6 @@
 """The live line of a training, and the signals that ask it to stop."""
 
+import os
 import signal
 import sys
 import threading
@@ -30,14 +31,13 @@ class Line:
         """After a step that took `seconds` for `frames` frames over all processes."""
         self._updates += 1  # the first step may compile for minutes: the average starts at the second
         self._seconds = seconds if self._updates <= 2 else 0.9 * self._seconds + 0.1 * seconds
-        shown = "  ".join(f"{name.removeprefix('model/')} {value:.4f}" for name, value in metrics.items())
-        text = f"{shown}  {frames / self._seconds:.0f} frames/s"
+        text = f"{listed(metrics)}  {frames / self._seconds:.0f} frames/s"
         self._bar.update(self._task, completed=step, text=text)
         if self._plain and time.monotonic() - self._said > self._every:  # a log file gets a line now and then
             self._said = time.monotonic()
             total = self._bar.tasks[0].total or step
-            left = (total - step) * self._seconds
-            print(f"step {step}/{int(total)}  {text}  {left / 60:.0f} min left", file=sys.stderr, flush=True)
+            left = f"  {(total - step) * self._seconds / 60:.0f} min left" if self._updates > 1 else ""
+            print(f"step {step}/{int(total)}  {text}{left}", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -56,6 +56,11 @@ class Line:
             self._bar.stop()
 
 
+def listed(metrics: Mapping[str, float]) -> str:
+    """Numbers on one line."""
+    return "  ".join(f"{name.removeprefix('model/')} {value:.4f}" for name, value in metrics.items())
+
+
 class StopSignal:
     """Remembers SIGTERM and Ctrl-C, so that the loop can stop at a safe point; a second Ctrl-C interrupts at once."""
 
@@ -69,6 +74,8 @@ class StopSignal:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not self.requested:
+            os.write(2, b"stopping after this step\n")  # at once: a signal may come in the middle of a print
         self.requested = True
 
     def __enter__(self) -> Self:

@@ -215,7 +215,7 @@ def _behaviour(policy: str, task: str) -> Behaviour:
 
 def _require_simulator() -> None:
     if not capabilities.installed("metaworld"):
-        raise UserError('metaworld is not installed: pip install "worldmodel[sim]"')
+        raise UserError(f"metaworld is not installed: {capabilities.SIM}")
     os.environ.update(capabilities.headless())  # MuJoCo reads it when imported
     drawing = capabilities.check("egl")
     if drawing.state != "ok":

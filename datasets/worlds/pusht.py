@@ -39,7 +39,7 @@ def open_world(variant: str, options: WorldOptions) -> "PushT":
     if policy not in behaviours:
         raise UserError(f"pusht has no policy {policy!r}: choose {' or '.join(behaviours)}")
     if not capabilities.installed("gym_pusht"):
-        raise UserError('gym-pusht is not installed: pip install "worldmodel[sim]"')
+        raise UserError(f"gym-pusht is not installed: {capabilities.SIM}")
     return PushT(behaviours[policy](), options.size)
 
 

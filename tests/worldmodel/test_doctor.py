@@ -66,6 +66,23 @@ def test_every_capability_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.advice and "\n" not in found.reason
 
 
+def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = capabilities._compile()
+    assert (found.state, found.detail) == ("missing", "no C++ compiler (g++ or clang++)")
+    assert "--no-compile" in found.advice
+    (tmp_path / "clang++").touch(0o755)
+    assert capabilities._compile() == Check("compile", "ok", f"with {tmp_path / 'clang++'}")
+
+
+def test_xformers_without_cuda_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities, "installed", lambda package: True)
+    monkeypatch.setattr(capabilities, "check", lambda name: Check(name, "missing", "no device"))
+    found = capabilities._xformers()
+    assert found.state == "missing" and "n/a without a CUDA device" in found.detail
+
+
 def test_codecs_write_and_read() -> None:
     assert capabilities.check("h264") == Check("h264", "ok", "libx264 writes, h264 reads")
 

@@ -221,6 +221,18 @@ def test_prints_and_writes(tmp_path: Path, capsys):
     assert "GFLOP/s" in capsys.readouterr().out
 
 
+def test_time_on_a_gpu_is_unknown_without_its_rate(tmp_path: Path, capsys):
+    work = replace(CASES["bf16"], batch=1)
+    assert print_estimate(work, json=tmp_path / "e.json") == 0
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "unknown" in printed and "--tflops N" in printed and "GFLOP/s" not in printed
+    assert "1 clip at once" in printed and "1 clip x 6" in printed
+    metrics = json.loads((tmp_path / "e.json").read_text())["metrics"]
+    assert "memory_peak" in metrics and not {"rate", "step_time", "frames_per_second"} & metrics.keys()
+    assert print_estimate(work, tflops=1.0) == 0
+    assert "unknown" not in capsys.readouterr().out
+
+
 def test_bad_workloads():
     with pytest.raises(UserError, match="5 frames does not cut into chunks of 2"):
         Workload(model=SMALL, batch=1, frames=5)
