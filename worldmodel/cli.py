@@ -107,6 +107,7 @@ def train(args: list[str]) -> int:
 
     Every field of the run is an option: worldmodel train CONFIG --help lists them.
     """
+    from worldmodel.models.dit import DiTConfig
     from worldmodel.train import train as run_training
 
     run = _run("train", train, args)
@@ -115,6 +116,9 @@ def train(args: list[str]) -> int:
     metrics = run_training(run)
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"{run.out / 'model'}: " + "  ".join(f"{name} {value:.5f}" for name, value in metrics.items()))
+        world = isinstance(run.model, DiTConfig)
+        serve_it, encode_it = f"serve {run.out}", f"encode DATA --tokenizer {run.out / 'model'} --out DATA_latents"
+        print(f"next: worldmodel {serve_it if world else encode_it}")
     return 0
 
 
@@ -124,8 +128,8 @@ def estimate(args: list[str]) -> int:
     Example: worldmodel estimate configs/wan_1_3b.py --tflops 60 --micro 4
 
     --tflops is what the device reaches in training (a large GPU in bf16: about 0.4 of its data sheet's dense rate);
-    without it, the rate of one core of this machine now. --json FILE writes the numbers. Every field of the run is an
-    option.
+    without it, the rate of one core of this machine now (none for bf16). --json FILE writes the numbers. Every field of
+    the run is an option.
     """
     from worldmodel.estimate import Workload, print_estimate
 
@@ -167,7 +171,8 @@ def collect(
 
     Example: worldmodel collect maze --episodes 50 --out data/maze
 
-    Worlds: maze, doom, doom/freedoom, metaworld/TASK, pusht. Episode i has seed --seed + i. Ctrl-C keeps what is done.
+    Worlds: maze, maze/small, maze/large, maze/home, doom, doom/freedoom, metaworld/TASK, pusht. Episode i has seed
+    --seed + i. Ctrl-C keeps what is done.
     """
     from worldmodel.datasets.collect import collect as record
     from worldmodel.datasets.worlds.base import WorldOptions

@@ -22,12 +22,13 @@ from accelerate.utils import ProjectConfiguration
 from torch import Tensor
 
 from worldmodel import artifact, checkpoint
+from worldmodel.capabilities import check
 from worldmodel.checkpoint import Role
 from worldmodel.ema import Ema
 from worldmodel.errors import UserError
 from worldmodel.models.dit import DiT
 from worldmodel.objectives.base import Objective, Update
-from worldmodel.progress import Line, StopSignal
+from worldmodel.progress import Line, StopSignal, listed
 from worldmodel.run import Run
 from worldmodel.serial import to_json
 
@@ -46,6 +47,8 @@ def train(run: Run) -> dict[str, float]:
 
 
 def _train(run: Run, stop: StopSignal) -> dict[str, float]:
+    if run.compile and (able := check("compile")).state != "ok":
+        raise UserError(f"compile: {able.detail}; {able.advice}")
     accelerator = _accelerator(run)
     if run.threads is not None:  # after accelerate, which sets its own
         torch.set_num_threads(run.threads)
@@ -63,6 +66,8 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
 
     main = accelerator.is_main_process
     with Line(main, run.steps, step) as line:
+        if run.compile and step < run.steps:
+            line.note("compiling, the first step takes a minute")
         batches = run.data.batches(step, accelerator.process_index, accelerator.num_processes, run.micro)
         while step < run.steps:
             started, clips = time.perf_counter(), [clip.to(accelerator.device) for clip in next(batches)]
@@ -71,7 +76,8 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
                     metrics[f"{update.role}/{name}"] = value
             step += 1
             frames = sum(clip.x.shape[0] * clip.x.shape[1] for clip in clips) * accelerator.num_processes
-            line.update(step, metrics, frames, time.perf_counter() - started)
+            current = {name: value for name, value in metrics.items() if not name.startswith("validation/")}
+            line.update(step, current, frames, time.perf_counter() - started)
             asked = torch.tensor(stop.requested, device=accelerator.device)
             stopping = _mean(accelerator, asked.float()) > 0  # all ranks leave at the same step
 
@@ -83,7 +89,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
                 found = validate(run, objective, roles["model"])
                 accelerator.log(found, step=step)
                 metrics |= found
-                line.note(f"step {step}: " + "  ".join(f"{name} {value:.5f}" for name, value in metrics.items()))
+                line.note(f"step {step}/{run.steps}  {listed(found)}")
                 best = min(best or (math.inf, step), (found["validation/loss"], step))
             save = last or _due(step, run.save_every) or (best is not None and best[1] == step)
             look = step == run.steps or _due(step, run.sample_every)
