@@ -43,6 +43,18 @@ class LatentClips:
     validation: float = 0.05
     actions: ActionSpec | None = None
 
+    def __post_init__(self) -> None:
+        for name, value in (("batch", self.batch), ("length", self.length)):
+            if value < 1:
+                raise UserError(f"data.{name} must be at least 1, not {value}")
+        if not 0 <= self.validation < 1:  # NaN too
+            raise UserError(f"data.validation must be a share in [0, 1), not {self.validation}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"data.seed must be in [0, 2**63), not {self.seed}")
+        for until, length in self.curriculum:
+            if until < 1 or length < 1:
+                raise UserError(f"data.curriculum: step {until} and length {length} must be at least 1")
+
     def batches(
         self, first_step: int = 0, rank: int = 0, world: int = 1, micro: int = 1
     ) -> Iterator[list[Clip[ActionControl]]]:
@@ -84,9 +96,13 @@ class LatentClips:
             for name, sides in zip(("train", "validation"), self._split, strict=True)
         }
 
-    @cached_property
+    @property
     def action_spec(self) -> ActionSpec | None:
         """Normalisation by the 1 % and 99 % quantiles of the training episodes; None for data without actions."""
+        return self._action_spec
+
+    @cached_property
+    def _action_spec(self) -> ActionSpec | None:
         info = self.info
         if self.actions is not None:
             if (self.actions.names, self.actions.pack) != (info.action_names, info.temporal):
@@ -141,14 +157,15 @@ class LatentClips:
         So cameras of one recording fall on the same side. If chance leaves a side empty, the nearest episode changes
         sides.
         """
-        if not 0 <= self.validation < 1:
-            raise UserError(f"validation must be a share in [0, 1), not {self.validation}")
         place = {e: _draws(self.seed, SPLIT, e)[0] / 2**64 for s in self.sources for e in s.info.episodes}
         order = sorted(place, key=lambda e: place[e])
         held = {e for e in order if place[e] < self.validation}
         if self.validation > 0:
             if len(order) < 2:
-                raise UserError(f"{self.path[0]}: one episode cannot be split; give more or set validation to 0")
+                raise UserError(
+                    f"{self.path[0]}: one episode cannot be split: give more, or hold none out with data.validation 0 "
+                    "(a training needs validate 0 too)"
+                )
             held = (held or {order[0]}) - ({order[-1]} if len(held) == len(order) else set())
         train = [[e for e in s.info.episodes if e not in held] for s in self.sources]
         return train, [[e for e in s.info.episodes if e in held] for s in self.sources]
@@ -168,7 +185,8 @@ class LatentClips:
         episodes = self._split[0 if side == TRAIN else 1]
         name = "training" if side == TRAIN else "validation"
         if not any(episodes):
-            raise UserError(f"{self.path[0]}: no {name} episodes (validation is {self.validation})")
+            hint = "; without any, validate must be 0 too" if side == VALIDATION else ""
+            raise UserError(f"{self.path[0]}: no {name} episodes (data.validation is {self.validation}){hint}")
         ends = []
         for source, chosen in zip(self.sources, episodes, strict=True):
             lengths = np.array([source.info.episodes[e] for e in chosen], np.int64)

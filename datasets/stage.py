@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,8 @@ class Simulator:
     def reset(self, seed: int) -> Pixels:
         self.seed = seed
         if isinstance(self.world, VectorWorld):
-            return self._picture(self.world.reset(seed=[seed] * self.world.num_envs)[0])
+            seeds: Any = [seed] * self.world.num_envs  # gymnasium's annotation forgets that there is one per row
+            return self._picture(self.world.reset(seed=seeds)[0])
         return self._picture(self.world.reset(seed=seed)[0])
 
     def step(self, actions: NDArray[np.float32]) -> Pixels:

@@ -10,14 +10,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tyro
 
 from worldmodel import __version__
-from worldmodel.errors import UserError
+from worldmodel.errors import UserError, out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,21 @@ def main(argv: list[str] | None = None) -> int:
             return function(argv[1:])
         return tyro.cli(_with_positional(function, command.positional), prog=f"worldmodel {name}", args=argv[1:])
     except UserError as error:
-        for line in (f"error: {error}", *getattr(error, "__notes__", ())):
-            print(line, file=sys.stderr)
+        print(_line(error), file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        print(_line(f"out of memory: {str(error).strip() or 'no more can be had'}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _line(error: UserError | str) -> str:
+    """The error and its notes as one line."""
+    text = "; ".join((str(error), *getattr(error, "__notes__", ())))
+    return "error: " + " ".join(text.split())
 
 
 def _overview() -> str:
@@ -151,7 +161,8 @@ def _run(name: str, command: Callable[..., int], args: list[str]) -> Any:
         print(f"usage: worldmodel {name} CONFIG [OPTIONS]\n\n{inspect.getdoc(command)}")
         return None
     run = load(args[0])
-    kind = type(run)[type(run.data)]  # so that the data's own fields are options too
+    kind: Any = type(run)
+    kind = kind[type(run.data)]  # so that the data's own fields are options too
     config = (tyro.conf.AvoidSubcommands,)
     return tyro.cli(kind, prog=f"worldmodel {name} {args[0]}", default=run, args=args[1:], config=config)
 
@@ -198,20 +209,29 @@ def rollout(
     Example: worldmodel rollout demos/models/doom --frames 960 --out doom.mp4
 
     Without --data the model's own beginnings are continued under wandering actions. --data is a folder of latents: its
-    held-out clips give the beginning and the recorded actions. --frames counts latent frames, --steps the sampler's
-    model calls per chunk, --scale enlarges the pictures. --threads: small models are fastest with one.
+    held-out clips (of a single episode: any) give the beginning and the recorded actions. --frames counts latent
+    frames, --steps the sampler's model calls per chunk, --scale enlarges the pictures. --threads: small models are
+    fastest with one.
     """
     from worldmodel.datasets.latents import LatentClips
     from worldmodel.generate import write_rollout
+    from worldmodel.pixels import check_video
     from worldmodel.sampler import with_steps
 
+    _at_least(1, frames=frames, scale=scale, steps=1 if steps is None else steps)
+    if scale > 64:
+        raise UserError(f"--scale must be at most 64, not {scale}")
+    if not 0 <= seed < 2**62:
+        raise UserError(f"--seed must be in [0, 2**62), not {seed}")
+    check_video(out)
     world = _world(checkpoint, device, threads)
     sampler = world.stream.sampler if steps is None else with_steps(world.stream.sampler, steps)
     recording = None
     if data is not None:
         length = (-(-frames // world.dit.chunk) + 1 + sampler.lookahead) * world.dit.chunk
         clips = LatentClips(path=(data,), length=length, batch=4, actions=world.actions)
-        recording = next(clips.validation_batches(1))
+        single = len(clips.info.episodes) == 1  # of one episode, none can be held out
+        recording = next(replace(clips, validation=0.0).batches())[0] if single else next(clips.validation_batches(1))
     write_rollout(world, recording, out, frames, seed, sampler, scale)
     print(out)
     return 0
@@ -225,11 +245,13 @@ def export(checkpoint: Path, out: Path, diffusers: bool = False, push: str | Non
     --diffusers writes a WanTransformer3DModel (for models that came from one), action parts beside it. --push uploads
     the folder to the hub under that name ("owner/model"), private unless --public.
     """
+    from worldmodel.folders import check_creatable
     from worldmodel.hub import push as upload
     from worldmodel.models.wan import export_wan
 
     if out.exists():
         raise UserError(f"{out} exists already: give a new folder")
+    check_creatable(out)
     world = _world(checkpoint, "cpu", 1)
     if diffusers:
         export_wan(world.dit, out)
@@ -284,10 +306,18 @@ def serve(
     )
 
 
+def _at_least(least: int, **options: int) -> None:
+    for name, value in options.items():
+        if value < least:
+            raise UserError(f"--{name} must be at least {least}, not {value}")
+
+
 def _world(folder: Path, device: str, threads: int) -> Any:
     import torch
 
     from worldmodel.models.world import WorldModel
 
+    if not 1 <= threads <= 1024:
+        raise UserError(f"--threads must be in [1, 1024], not {threads}")
     torch.set_num_threads(threads)
     return WorldModel.find(folder, device)

@@ -18,6 +18,10 @@ from worldmodel.rollout import replay, rollout, start
 from worldmodel.sampler import AnySampler
 
 
+class Diverged(UserError):
+    """A model has generated what is not finite."""
+
+
 def wander(spec: ActionSpec | None, batch: int, frames: int, seed: int) -> ActionControl:
     """Smooth random driving: normalised actions [B, T, A] that change slowly, the same for the same seed."""
     rng = torch.Generator().manual_seed(seed)
@@ -46,13 +50,15 @@ def generate(
 ) -> np.ndarray:
     """Frames [B, T, H, W, 3] uint8: the context, then a rollout under `control` ([B, T', A], T' a multiple of K).
 
-    seed: [B] int64, one per stream. Decoding is streamed, so memory does not grow with the latents.
+    seed: [B] int64, one per stream. Decoding is streamed, so memory does not grow with the latents. Latents or pixels
+    that are not finite raise Diverged, which names the frame.
     """
     model, stream = world.dit, world.stream
     sampler = sampler or stream.sampler
     state = start(model, stream.memory, seed, context, stream.context_time)
     controls = replay(control, model.chunk, sampler.lookahead)
     decoded, cache = world.tokenizer.decode_stream(context.x, None)
+    _check_finite(decoded, "the pixels of the context", 0)
     pieces = [to_uint8(decoded)]
     total = control.length - control.length % model.chunk
     with Progress(
@@ -61,11 +67,21 @@ def generate(
     ) as bar:  # fmt: skip
         task, began = bar.add_task("", total=total, rate=0.0), time.perf_counter()
         for chunk, _ in rollout(model, controls, sampler, state, stream.context_time):
+            done = sum(piece.shape[1] for piece in pieces)
+            _check_finite(chunk.x, "the latents", int(chunk.start[0]))
             decoded, cache = _decode(world, chunk, cache)
+            _check_finite(decoded, "the pixels", done)
             pieces.append(to_uint8(decoded))
-            made = sum(piece.shape[1] for piece in pieces[1:])
+            made = done + decoded.shape[1] - pieces[0].shape[1]
             bar.update(task, advance=model.chunk, rate=made / (time.perf_counter() - began))
     return np.concatenate(pieces, 1)
+
+
+def _check_finite(x: Tensor, name: str, first: int) -> None:
+    """x: [B, F, ...], frames that count from `first`."""
+    bad = (~torch.isfinite(x)).flatten(2).any(2).any(0).nonzero()
+    if len(bad):
+        raise Diverged(f"{name} are not finite from frame {first + int(bad[0])} on: the model has diverged")
 
 
 def _decode(world: WorldModel, chunk: Chunk, cache: DecodeState) -> tuple[Tensor, DecodeState]:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from worldmodel.errors import UserError
+
 QUINTIC = (3.4445, -4.7750, 2.0315)
 FUSED = {"qkv": 3, "kv": 2}  # layers whose weight is that many matrices above each other
 
@@ -54,6 +56,17 @@ class MuonOptimizer(torch.optim.Optimizer):
                 p.add_(orthogonalise(update).flatten(0, 1), alpha=-group["lr"] * scale)
 
 
+def _check(cfg: "AdamW | Muon") -> None:
+    """Refuse what no optimizer can work with, NaN among it."""
+    for name in ("lr", "weight_decay"):
+        if not 0 <= getattr(cfg, name) < math.inf:
+            raise UserError(f"optimizer.{name} must be a finite number of at least 0, not {getattr(cfg, name)}")
+    averages = {"betas": cfg.betas, "momentum": (cfg.momentum,) if isinstance(cfg, Muon) else ()}
+    for name, values in averages.items():
+        if not all(0 <= value < 1 for value in values):
+            raise UserError(f"optimizer.{name} must be in [0, 1), not {', '.join(str(value) for value in values)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
     """AdamW for everything; weight decay only on matrices."""
@@ -61,6 +74,9 @@ class AdamW:
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check(self)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         return [_adamw([p for p in model.parameters() if p.requires_grad], self)]
@@ -74,6 +90,9 @@ class Muon:
     momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check(self)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -101,6 +120,12 @@ class Schedule:
     shape: Literal["constant", "cosine"] = "cosine"
     warmup: int = 100
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise UserError(f"schedule.warmup must be at least 0, not {self.warmup}")
+        if not 0 <= self.floor <= 1:
+            raise UserError(f"schedule.floor must be in [0, 1], not {self.floor}")
 
     def __call__(self, step: int, steps: int) -> float:
         """The factor for the update that leads from `step` to step + 1, of `steps` in all."""

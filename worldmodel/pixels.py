@@ -8,6 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worldmodel.errors import UserError
+from worldmodel.folders import check_creatable
+
+VIDEOS = (".mp4", ".mkv", ".mov")
+
 
 def to_float(frames: np.ndarray | Tensor) -> Tensor:
     """uint8 [..., H, W, 3] -> fp32 [..., 3, H, W] in [-1, 1]."""
@@ -25,11 +30,29 @@ def enlarge(frames: np.ndarray, factor: int) -> np.ndarray:
     return frames.repeat(factor, -3).repeat(factor, -2)
 
 
+def check_video(path: Path) -> None:
+    """A UserError if no video can be written at `path`: its suffix, its folder, what is there already."""
+    if path.suffix.lower() not in VIDEOS:
+        raise UserError(f"{path}: a video's name ends in one of {', '.join(VIDEOS)}")
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder, a video is a file")
+    check_creatable(path)
+
+
 def write_video(path: Path, frames: np.ndarray, fps: float, quality: int = 16) -> None:
     """Write uint8 [T, H, W, 3] as H.264 (yuv420p, short groups of pictures). Odd sizes lose their last row or column.
 
-    fps may be fractional, such as 30000 / 1001. quality: x264's constant rate factor, lower is better.
+    fps may be fractional, such as 30000 / 1001. quality: x264's constant rate factor, lower is better. A place that
+    cannot be written to, or a full disk, is a UserError.
     """
+    check_video(path)
+    try:
+        _encode(path, frames, fps, quality)
+    except (OSError, av.FFmpegError) as error:
+        raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
+
+
+def _encode(path: Path, frames: np.ndarray, fps: float, quality: int) -> None:
     rate = Fraction(fps).limit_denominator(1001)
     height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2
     path.parent.mkdir(parents=True, exist_ok=True)

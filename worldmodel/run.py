@@ -1,6 +1,7 @@
 """A run: everything that one training needs, as one value. A file in configs/ is a function that returns it."""
 
 import importlib.util
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,12 +100,19 @@ class Run[D: Data]:
         for name, least in (("steps", 0), ("micro", 1), ("validate", 0), ("log_every", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"run: {name} must be at least {least}, not {getattr(self, name)}")
-        if not 0 <= self.ema < 1 or self.clip_grad <= 0:
+        for name in ("save_every", "validate_every", "sample_every"):
+            if getattr(self, name) < 0:
+                raise UserError(f"run: {name} must be at least 0, not {getattr(self, name)}")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise UserError(f"run: threads must be in [1, 1024], not {self.threads}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"run: seed must be in [0, 2**63), not {self.seed}")
+        if not 0 <= self.ema < 1 or not self.clip_grad > 0:
             raise UserError(f"run: ema {self.ema} must be in [0, 1) and clip_grad {self.clip_grad} above 0")
 
 
 def load(path: Path | str) -> Run:
-    """The Run that a file in configs/ describes."""
+    """The Run that a file in configs/ describes. A mistake in the file is a UserError that names its line."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such configuration; a run is a Python file with a function run() -> Run")
@@ -112,9 +120,23 @@ def load(path: Path | str) -> Run:
     if spec is None or spec.loader is None:
         raise UserError(f"{path}: not a Python file; a run is a Python file with a function run() -> Run")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    make = getattr(module, "run", None)
-    run = make() if callable(make) else None
+    try:
+        spec.loader.exec_module(module)
+        make = getattr(module, "run", None)
+        run = make() if callable(make) else None
+    except UserError as error:  # of a value, which it names
+        raise UserError(f"{_place(path, error)}: {error}") from error
+    except Exception as error:  # the file is a program: anything may go wrong in it
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise UserError(f"{_place(path, error)}: {type(error).__name__}: {' '.join(text.split())}") from error
     if not isinstance(run, Run):
         raise UserError(f"{path}: has no function run() that returns a Run")
     return run
+
+
+def _place(path: Path, error: Exception) -> str:
+    """The file, and the last of its lines that led to the error."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    if isinstance(error, SyntaxError) and error.filename is not None and Path(error.filename) == path:
+        lines.append(error.lineno)
+    return f"{path}:{lines[-1]}" if lines and lines[-1] else str(path)

@@ -91,10 +91,14 @@ def _value(data: Any, hint: Any, where: str) -> Any:
         )
         if not fits:
             raise UserError(f"{where}: expected {hint.__name__}, found {_short(data)}")
-        if hint is float and not (isinstance(data, float) and math.isfinite(data)) and not -(2**53) <= data <= 2**53:
+        if hint is float and not _finite(data):
             raise UserError(f"{where}: expected a finite number, found {_short(data)}")
         return hint(data)
     return data
+
+
+def _finite(number: Any) -> bool:
+    return math.isfinite(number) if isinstance(number, float) else abs(number) <= 2**53  # a whole one must be exact
 
 
 def _short(data: Any) -> str:

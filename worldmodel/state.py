@@ -52,7 +52,15 @@ class State:
         return State(memory, self.frame[rows], self.seed[rows], self.active[rows], pending, last)
 
     def reset(self, rows: Tensor, seed: Tensor) -> "State":
-        """Rows of a mask [B] bool start anew with the given seeds [B]; the others stay bit for bit what they were."""
+        """Rows of a mask [B] bool start anew with the given seeds [B]; the others stay bit for bit what they were.
+
+        A mask or seeds of another shape are a ValueError.
+        """
+        if rows.shape != self.frame.shape or seed.shape != self.frame.shape or rows.dtype != torch.bool:
+            raise ValueError(
+                f"reset takes a bool mask and seeds [{self.batch}], not {rows.dtype} {list(rows.shape)} and "
+                f"{list(seed.shape)}"
+            )
         pending = None if self.pending is None else replace(self.pending, ready=self.pending.ready & ~rows)
         last = None if self.last is None else self.last.masked_fill(_wide(rows, self.last), 0)
         frame, seed = self.frame.masked_fill(rows, 0), torch.where(rows, seed, self.seed)

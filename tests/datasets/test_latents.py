@@ -330,3 +330,19 @@ def test_draws_are_keyed_by_everything_and_pinned():
     draws = [value for key in keys for value in _draws(*key)]
     assert len(set(draws)) == len(draws)
     assert _draws(3, TRAIN, 7) == (2107961781377946309, 4389052519021396382)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch": 0}, r"data\.batch must be at least 1, not 0"),
+        ({"batch": -1}, r"data\.batch must be at least 1, not -1"),
+        ({"length": 0}, r"data\.length must be at least 1, not 0"),
+        ({"validation": float("nan")}, r"data\.validation must be a share in \[0, 1\), not nan"),
+        ({"seed": -1}, r"data\.seed must be in \[0, 2\*\*63\), not -1"),
+        ({"curriculum": ((10, 0),)}, r"data\.curriculum: step 10 and length 0 must be at least 1"),
+    ],
+)
+def test_values_that_no_clip_has(values, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        LatentClips(**({"path": (tmp_path,), "length": 4, "batch": 2} | values))

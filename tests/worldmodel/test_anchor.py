@@ -67,6 +67,7 @@ def test_the_newest_frame_matters_and_only_it(model):
     assert torch.equal(state.last, real.x[:, 3])
     t, control = torch.full((2, 2), 0.7), real.control.frames(4, 6)
     v = model.velocity(real.x[:, 4:6], t, model.prepare(control, state))
+    assert state.last is not None
     other = type(state)(state.memory, state.frame, state.seed, state.active, None, state.last + 1)
     assert not torch.allclose(v, model.velocity(real.x[:, 4:6], t, model.prepare(control, other)))
 
@@ -77,6 +78,9 @@ def test_reset_select_and_snapshot_carry_it(model, tmp_path):
     snapshot(state, memory, tmp_path / "state.safetensors")
     assert torch.equal(restore(tmp_path / "state.safetensors", memory).last, state.last)
     assert torch.equal(state.select(torch.tensor([1, 0])).last, state.last.flip(0))
+    for rows, seed in (([True], [9, 9]), ([True, False], [9]), ([True, False, True], [9, 9, 9]), ([0, 1], [9, 9])):
+        with pytest.raises(ValueError, match=r"reset takes a bool mask and seeds \[2\], not"):
+            state.reset(torch.tensor(rows), torch.tensor(seed))
     fresh = state.reset(torch.tensor([True, False]), torch.tensor([9, 9]))
     assert not fresh.last[0].any() and torch.equal(fresh.last[1], state.last[1])
     t, control = torch.full((2, 2), 0.7), real.control.frames(4, 6)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tiny import small_dit
 from torch import nn
 
+from worldmodel.errors import UserError
 from worldmodel.optim import QUINTIC, AdamW, Muon, MuonOptimizer, Schedule, orthogonalise
 
 
@@ -128,3 +129,21 @@ def test_schedule_values():
     schedule = Schedule(warmup=4, floor=0.1)
     assert [schedule(s, 104) for s in (0, 3, 4, 54, 104)] == pytest.approx([0.25, 1.0, 1.0, 0.55, 0.1])
     assert Schedule(warmup=0)(0, 10) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "message"),
+    [
+        (AdamW, {"lr": math.nan}, r"optimizer\.lr must be a finite number of at least 0, not nan"),
+        (Muon, {"lr": -1.0}, r"optimizer\.lr must be a finite number of at least 0, not -1\.0"),
+        (Muon, {"lr": math.inf}, r"optimizer\.lr must be a finite number"),
+        (AdamW, {"weight_decay": -0.1}, r"optimizer\.weight_decay must be a finite number"),
+        (AdamW, {"betas": (0.9, 1.0)}, r"optimizer\.betas must be in \[0, 1\), not 0\.9, 1\.0"),
+        (Muon, {"momentum": 1.0}, r"optimizer\.momentum must be in \[0, 1\), not 1\.0"),
+        (Schedule, {"warmup": -1}, r"schedule\.warmup must be at least 0, not -1"),
+        (Schedule, {"floor": 1.5}, r"schedule\.floor must be in \[0, 1\], not 1\.5"),
+    ],
+)
+def test_values_that_no_training_can_use(make, values, message):
+    with pytest.raises(UserError, match=message):
+        make(**values)

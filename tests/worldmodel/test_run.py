@@ -41,11 +41,25 @@ def test_what_is_no_run(name, text, message, tmp_path):
         load(tmp_path / name)
 
 
-def test_a_mistake_in_the_file_is_shown_as_such(tmp_path):
-    """It is the user's program: the traceback names the line."""
-    (tmp_path / "bad.py").write_text("def run():\n    return undefined\n")
-    with pytest.raises(NameError, match="undefined"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def run():\n    return undefined\n", r"bad\.py:2: NameError: name 'undefined' is not defined"),
+        ("x = 1\ndef run(:\n", r"bad\.py:2: SyntaxError: "),
+        ("\nimport no_such_module\n", r"bad\.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import json\ndef run():\n    x = 1\n    json.loads('{')\n", r"bad\.py:4: JSONDecodeError: "),
+        ("x = 'a\0b'\n", r"bad\.py"),
+        (
+            "from worldmodel.optim import AdamW\ndef run():\n    return AdamW(lr=-1.0)\n",
+            r"bad\.py:3: optimizer\.lr must be a finite number of at least 0, not -1\.0",
+        ),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_that_names_its_place(text, message, tmp_path):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(UserError, match=message) as error:
         load(tmp_path / "bad.py")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +71,11 @@ def test_a_mistake_in_the_file_is_shown_as_such(tmp_path):
         ({"validate": -1}, "validate must be at least 0"),
         ({"ema": 1.0}, r"ema 1\.0 must be in \[0, 1\)"),
         ({"ema": -0.1}, r"ema -0\.1 must be"),
+        ({"ema": float("nan")}, "ema nan must be"),
+        ({"clip_grad": float("nan")}, "clip_grad nan above 0"),
+        ({"threads": 0}, r"threads must be in \[1, 1024\], not 0"),
+        ({"seed": -1}, r"seed must be in \[0, 2\*\*63\), not -1"),
+        ({"save_every": -1}, "save_every must be at least 0, not -1"),
         ({"clip_grad": 0.0}, r"clip_grad 0\.0 above 0"),
     ],
 )

@@ -15,7 +15,8 @@ class Rope3D:
 
     def __init__(self, head_dim: int, grid: tuple[int, int], theta: float = 10000.0, pairing: Pairing = "half") -> None:
         space = 2 * (head_dim // 6)
-        self.parts, self.grid, self.theta, self.pairing = (head_dim - 2 * space, space, space), grid, theta, pairing
+        self.parts, self.grid, self.theta = (head_dim - 2 * space, space, space), grid, theta
+        self.pairing: Pairing = pairing
 
     def _angles(self, positions: Tensor, part: int) -> Tensor:
         exponent = torch.arange(0, part, 2, dtype=torch.float64, device=positions.device) / max(part, 1)
