@@ -92,7 +92,8 @@ def _starts(run: Run) -> Clip:
     """Held-out beginnings, so that the model can be streamed wherever it is taken."""
     clip = _example(run)
     chunk = run.model.chunk if isinstance(run.model, DiTConfig) else 1
-    rows = torch.arange(min(STARTS, clip.batch))
+    detail = clip.x[:, -1].flatten(1).std(1)
+    rows = detail.argsort(descending=True)[:STARTS]  # a beginning that shows something comes first
     return clip.select(rows).frames(0, clip.x.shape[1] // chunk * chunk)
 
 
