@@ -40,20 +40,34 @@ class Guard:
         self._token = token
 
     def refusal(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        """Why a request may not pass, None if it may.
+        """Why a request may not pass, None if it may: it is foreign, or does not have the token."""
+        if (line := self.foreign(headers)) is not None or self._token is None:
+            return line
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer if scheme.lower() == "bearer" else query.get("token", "")
+        right = hmac.compare_digest(given.encode(), self._token.encode())
+        return None if right else "this server needs its token: open the address that it printed when it started"
+
+    def foreign(self, headers: Mapping[str, str]) -> str | None:
+        """Why a request may see nothing at all, not even the page; None if it may.
 
         Without a token the Host header must be a loopback name, so that a web page cannot reach the server through a
         name of its own that resolves to this machine. A request of a web page (it has an Origin) must come from here.
         """
         host, origin = headers.get("host", ""), headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place(origin) != host:
             return f"pages of {origin} may not use this server"
-        if self._token is None:
-            return None if is_loopback(_name(host)) else f"this server is for this machine only, not for {host!r}"
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer if scheme.lower() == "bearer" else query.get("token", "")
-        right = hmac.compare_digest(given.encode(), self._token.encode())
-        return None if right else "this server needs its token: open the address that it printed when it started"
+        if self._token is None and not is_loopback(_name(host)):
+            return f"this server is for this machine only, not for {host!r}"
+        return None
+
+
+def _place(origin: str) -> str:
+    """Name and port of an Origin header, empty if it has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _name(host: str) -> str:

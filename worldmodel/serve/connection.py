@@ -27,6 +27,9 @@ from .protocol import (
     Restart,
     Save,
     Settings,
+    close_reason,
+    in_words,
+    one_line,
     read_message,
     read_upload,
     write_message,
@@ -82,8 +85,8 @@ class Connection:
 
     async def _refuse(self, code: int, line: str) -> None:
         try:
-            await self._socket.send_text(write_message(Error(message=line, fatal=True)))
-            await self._socket.close(code, line[:100])
+            await self._socket.send_text(write_message(Error(message=one_line(line), fatal=True)))
+            await self._socket.close(code, close_reason(line))
         except (WebSocketDisconnect, RuntimeError):
             _log.debug("a refused client had left already")
 
@@ -113,11 +116,14 @@ class Connection:
                 else:
                     await self._obey(session, read_message(received))
             except UserError as error:
-                session.say(Error(message=str(error)))
+                session.say(Error(message=in_words(error)))
             except ProtocolError as error:
-                last = write_message(Error(message=str(error), fatal=True))
+                last = write_message(Error(message=in_words(error), fatal=True))
                 session.outbox.end(CLOSE_BAD_MESSAGE, "bad message", last)
                 return
+            except Exception as error:  # noqa: BLE001 - a file that its reader trips over must not end the stream
+                _log.exception("a message could not be handled")
+                session.say(Error(message=f"the message could not be handled: {in_words(error)}"))
 
     async def _obey(self, session: Session, message: ClientMessage) -> None:
         if not isinstance(message, Ack):

@@ -87,7 +87,7 @@ def from_start(world: WorldModel, index: int, seed: int) -> Opening:
     count = 0 if world.starts is None else world.starts.batch
     if world.starts is None and index == 0:
         return Opening(None, seed)
-    if world.starts is None or index >= count:
+    if world.starts is None or not 0 <= index < count:
         raise UserError(f"this world has {count} beginnings, number {index} is none of them (they count from 0)")
     return Opening(world.starts.select(torch.tensor([index], device=world.device)), seed)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from .protocol import in_words
 from .session import Session
 
 _log = logging.getLogger("worldmodel.serve")
@@ -27,28 +28,44 @@ class Engine:
         self._leaving: deque[Session] = deque()
         self._changed = threading.Condition()
         self._running = True
+        self._warm = threading.Event()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the thread runs and makes chunks."""
+        return self._thread.is_alive() and self._failure is None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has ended the thread, None if nothing has."""
+        return self._failure
 
     @property
     def sessions(self) -> int:
         """How many sessions take turns."""
         return len(self._sessions)
 
-    def start(self, warm_up: Callable[[], None] = lambda: None) -> None:
-        """Start the thread; it calls warm_up first."""
-        self._warm_up = warm_up
+    def start(self, warm_up: Callable[[], None] = lambda: None, on_failure: Callable[[], None] = lambda: None) -> None:
+        """Start the thread and wait for warm_up, which it calls first. Raises what warm_up raises.
+
+        on_failure: called in the thread if it dies later, after every session was told.
+        """
+        self._warm_up, self._on_failure = warm_up, on_failure
         self._thread.start()
+        self._warm.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def add(self, session: Session) -> None:
-        """Let a session take part."""
+        """Let a session take part; one that comes after the thread has died fails at once."""
         with self._changed:
-            self._sessions.append(session)
+            if self._failure is None:
+                self._sessions.append(session)
             self._changed.notify()
+        if self._failure is not None:
+            session.fail(self._obituary)
 
     def remove(self, session: Session) -> None:
         """Let go of a session; it gets no further turn and is closed in the engine's thread."""
@@ -64,18 +81,49 @@ class Engine:
             self._changed.notify()
 
     def stop(self, timeout: float = 10.0) -> None:
-        """End the thread after the chunk that it makes, and close all sessions."""
+        """End the thread after the chunk that it makes, and close all sessions. Does nothing a second time."""
         with self._changed:
             self._running = False
             sessions = list(self._sessions)
             self._changed.notify()
-        self._thread.join(timeout)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout)
         for session in sessions:
             session.join(timeout)
 
+    @property
+    def _obituary(self) -> str:
+        return f"the engine of this server has stopped: {in_words(self._failure)}"
+
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)  # a setting of this thread
-        self._warm_up()
+        try:
+            torch.set_num_threads(self._threads)  # a setting of this thread
+            self._warm_up()
+        except BaseException as error:  # noqa: BLE001 - `start` raises it
+            self._failure = error
+            return
+        finally:
+            self._warm.set()
+        try:
+            self._take_turns()
+        except BaseException as error:  # noqa: BLE001 - a thread has nobody above it
+            _log.exception("the engine has stopped")
+            self._die(error)
+        with self._changed:
+            self._leaving.extend(self._sessions)
+            self._sessions.clear()
+        self._close_leaving()
+
+    def _die(self, error: BaseException) -> None:
+        """Tell every session, then whoever runs the engine."""
+        with self._changed:
+            self._failure = error
+            sessions = [*self._sessions, *self._leaving]
+        for session in sessions:
+            session.fail(self._obituary)
+        self._on_failure()
+
+    def _take_turns(self) -> None:
         while True:
             session = self._next()
             self._close_leaving()
@@ -85,12 +133,8 @@ class Engine:
                 session.turn(time.perf_counter())
             except Exception as error:  # noqa: BLE001 - one session must not end the others
                 _log.exception("a session failed")
-                session.fail(f"the stream failed: {error}")
+                session.fail(f"the stream failed: {in_words(error)}")
                 self.remove(session)
-        with self._changed:
-            self._leaving.extend(self._sessions)
-            self._sessions.clear()
-        self._close_leaving()
 
     def _next(self) -> Session | None:
         """The next session that is ready; waits for one. None when the engine stops."""

@@ -5,6 +5,7 @@ which they were put; when the queue is full, the oldest are dropped ("latest") o
 """
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -150,5 +151,5 @@ class Outbox:
         self._ended = True
 
     def _wake(self) -> None:
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to be woken
             self._loop.call_soon_threadsafe(self._changed.set)

@@ -6,15 +6,16 @@ from typing import Literal
 import cv2
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from worldmodel.errors import UserError
 
-from .protocol import Codec
+from .protocol import Codec, in_words
 from .sources import Pixels
 
 MAX_UPLOAD_PIXELS = 40_000_000
+UPLOAD_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # no others: some of Pillow's readers start programs
 CodecName = Literal["raw", "jpeg", "webp"]
 
 
@@ -67,17 +68,17 @@ def fit(picture: Pixels, height: int, width: int) -> Pixels:
 
 
 def read_picture(data: bytes, height: int, width: int) -> Pixels:
-    """A picture file (PNG, JPEG, WebP and so on), upright, cropped and resized to [height, width, 3].
+    """A JPEG, PNG, WebP, BMP or GIF file, upright, cropped and resized to [height, width, 3].
 
-    Raises UserError for what is no picture, is truncated, or has more than 40 million pixels.
+    Raises UserError for what is none of these, is damaged or truncated, or has more than 40 million pixels.
     """
     try:
-        with Image.open(io.BytesIO(data)) as file:
+        with Image.open(io.BytesIO(data), formats=UPLOAD_FORMATS) as file:
             if file.width * file.height > MAX_UPLOAD_PIXELS:
                 raise UserError(f"the picture has {file.width} x {file.height} pixels, at most 40 million are read")
             picture = np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
+        return fit(picture, height, width)
     except UserError:
         raise
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"the uploaded file is not a picture that can be read ({error})") from error
-    return fit(picture, height, width)
+    except Exception as error:  # readers of pictures raise anything on damaged ones
+        raise UserError(f"the uploaded file is not a picture that can be read ({in_words(error)})") from error

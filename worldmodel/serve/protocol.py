@@ -17,6 +17,8 @@ VERSION = 1
 MAX_TEXT = 16 * 1024  # bytes of a control message
 MAX_UPLOAD = 8 * 1024 * 1024  # bytes of a picture or a replay file
 MAX_SEED = 2**53 - 1  # what every language reads exactly
+MAX_LINE = 500  # characters of an error
+MAX_REASON = 123  # bytes, RFC 6455 section 5.5
 
 FRAME = 1  # first byte of a picture message
 UPLOAD_PICTURE, UPLOAD_REPLAY = 2, 3  # first byte of an upload
@@ -328,6 +330,23 @@ class Error:
 
 
 ServerMessage = Welcome | Started | Stats | File | Paused | Notice | Error
+
+
+def one_line(text: str) -> str:
+    """A text of whatever origin as one line that any screen can show: no control characters, at most 500 long."""
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 3]}..."
+
+
+def in_words(error: BaseException | None) -> str:
+    """What an exception says, in one line; its name if it says nothing."""
+    return one_line(str(error)) or type(error).__name__
+
+
+def close_reason(line: str) -> str:
+    """As much of a line as the close frame of a WebSocket holds, 123 bytes of UTF-8."""
+    return one_line(line).encode()[:MAX_REASON].decode(errors="ignore")
 
 
 def write_message(message: ServerMessage | ClientMessage) -> str:

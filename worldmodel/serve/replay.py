@@ -24,8 +24,12 @@ from worldmodel.sampler import AnySampler, with_steps
 from worldmodel.serial import to_json
 
 from .dream import Opening, Pictures, advance, begin
+from .protocol import MAX_SEED, in_words, one_line
 
 FORMAT = 1
+MAX_ACTION = 1.5  # normalised; ActionSpec clips there
+MAX_VALUE = 1e4  # of the latents and actions of a beginning, whose bulk lies about [-1, 1]
+MAX_STEPS = 64  # of a sampler, as in the protocol
 _SAMPLES = 4096  # of each weight tensor, in the fingerprint
 
 
@@ -72,11 +76,12 @@ def fingerprint(world: WorldModel) -> str:
 def write_replay(world: WorldModel, replay: Replay) -> bytes:
     """The content of a replay file."""
     size = (world.dit.chunk, world.dit.cfg.actions)
-    actions = torch.stack([deed.action for deed in replay.deeds]) if replay.deeds else torch.zeros(0, *size)
+    actions = torch.stack([deed.action.float() for deed in replay.deeds]) if replay.deeds else torch.zeros(0, *size)
     tensors = {"actions": actions, "steps": torch.tensor([deed.steps for deed in replay.deeds], dtype=torch.int64)}
     context = replay.opening.context
     if context is not None:
-        tensors |= {"x": context.x, "action": context.control.action, "has_action": context.control.has_action}
+        control = context.control
+        tensors |= {"x": context.x.float(), "action": control.action.float(), "has_action": control.has_action.bool()}
     facts = {
         "format": FORMAT,
         "kind": "replay",
@@ -93,45 +98,82 @@ def write_replay(world: WorldModel, replay: Replay) -> bytes:
 
 def read_replay(world: WorldModel, data: bytes) -> Replay:
     """A replay from the content of its file. Raises UserError for anything else, or a replay of another model."""
-    facts = _facts(data)
-    if facts.get("format", 0) > FORMAT:
-        raise UserError(f"replay: format {facts['format']} is newer than {FORMAT}, which this version reads")
+    facts, layout = _parts(data)
+    form, seed = facts.get("format"), facts.get("seed")
+    if type(form) is not int or form < 1:
+        raise UserError(f"replay: format {one_line(repr(form))} is none, it is a number from 1")
+    if form > FORMAT:
+        raise UserError(f"replay: format {one_line(str(form))} is newer than {FORMAT}, which this version reads")
     if facts.get("weights") != fingerprint(world) or facts.get("stream") != to_json(world.stream):
         raise UserError("replay: it was made with another model or other stream settings, it would show something else")
+    if type(seed) is not int or not 0 <= seed <= MAX_SEED:
+        raise UserError(f"replay: seed {one_line(repr(seed))} is none, it is a whole number from 0 to {MAX_SEED}")
+    _check_layout(world, layout)
     tensors = load(data)
-    seed, (k, a) = facts.get("seed"), (world.dit.chunk, world.dit.cfg.actions)
-    actions, steps = tensors.get("actions"), tensors.get("steps")
-    if actions is None or steps is None or type(seed) is not int or actions.shape != (len(steps), k, a):
-        raise UserError(f"replay: its actions are not [chunks, {k}, {a}] with steps and a seed")
-    if not torch.isfinite(actions).all() or not ((steps >= 0) & (steps <= 64)).all():
-        raise UserError("replay: it holds actions or steps that no stream had")
-    deeds = tuple(Deed(action.float(), int(step)) for action, step in zip(actions, steps, strict=True))
-    return Replay(Opening(_context(world, tensors), seed), deeds)
+    _check_values(world, tensors)
+    deeds = tuple(Deed(a, int(step)) for a, step in zip(tensors["actions"], tensors["steps"], strict=True))
+    if "x" not in tensors:
+        return Replay(Opening(None, seed), deeds)
+    control = ActionControl(tensors["action"], tensors["has_action"])
+    context = Clip(tensors["x"], control, torch.zeros(1, dtype=torch.int64)).to(world.device)
+    return Replay(Opening(context, seed), deeds)
 
 
-def _facts(data: bytes) -> dict[str, Any]:
-    """The metadata, without reading a tensor; safetensors puts the length of its JSON header into the first 8 bytes."""
+_Layout = dict[str, tuple[str, tuple[int, ...]]]
+"""Type, as safetensors names it, and shape of every tensor."""
+
+
+def _parts(data: bytes) -> tuple[dict[str, Any], _Layout]:
+    """The metadata and the layout, without reading a tensor.
+
+    safetensors puts the length of its JSON header into the first 8 bytes.
+    """
     try:
-        safetensors.deserialize(data)
+        layout = {name: (part["dtype"], tuple(part["shape"])) for name, part in safetensors.deserialize(data)}
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         facts = json.loads(header["__metadata__"]["replay"])
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"replay: not a whole replay file ({error})") from error
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"replay: not a whole replay file ({in_words(error)})") from error
     if not isinstance(facts, dict) or facts.get("kind") != "replay":
         raise UserError("replay: not a replay file")
-    return facts
+    return facts, layout
 
 
-def _context(world: WorldModel, tensors: dict[str, Tensor]) -> Clip[ActionControl] | None:
-    if "x" not in tensors:
-        return None
-    x, action, has_action = tensors["x"], tensors.get("action"), tensors.get("has_action")
-    latents = x.shape[1] if x.ndim == 5 else -1
-    if action is None or has_action is None:
-        raise UserError("replay: its opening has no actions")
-    wanted = (1, latents, world.dit.cfg.actions)
-    whole = latents > 0 and latents % world.dit.chunk == 0 and x.shape[2:] == world.dit.frame_shape
-    if not whole or action.shape != wanted or has_action.shape != wanted[:2]:
-        raise UserError(f"replay: its opening has shape {list(x.shape)}, this model's frames are not of that shape")
-    control = ActionControl(action.float(), has_action.bool())
-    return Clip(x.float(), control, torch.zeros(1, dtype=torch.int64)).to(world.device)
+def _check_layout(world: WorldModel, layout: _Layout) -> None:
+    """Raise UserError unless names, types and shapes are those of a stream of this world."""
+    k, a = world.dit.chunk, world.dit.cfg.actions
+    _, steps = layout.get("steps", ("", (0,)))
+    if len(steps) != 1:
+        raise UserError(f"replay: 'steps' has shape {list(steps)}, it should be [chunks]")
+    wanted: _Layout = {"actions": ("F32", (*steps, k, a)), "steps": ("I64", steps)}
+    if "x" in layout:
+        _, shape = layout["x"]
+        latents = shape[1] if len(shape) == 5 else 0
+        if latents == 0 or latents % k or shape != (1, latents, *world.dit.frame_shape):
+            frame = ", ".join(map(str, world.dit.frame_shape))
+            raise UserError(
+                f"replay: its opening has shape {list(shape)}, not [1, T, {frame}] with T a multiple of {k}"
+            )
+        wanted |= {"x": ("F32", shape), "action": ("F32", (1, latents, a)), "has_action": ("BOOL", (1, latents))}
+    for name in sorted(layout.keys() | wanted.keys()):
+        if name not in wanted:
+            raise UserError(f"replay: it holds a tensor '{one_line(name)}', which no replay has")
+        if name not in layout:
+            raise UserError(f"replay: the tensor '{name}' is missing")
+        if layout[name] != wanted[name]:
+            (kind, shape), (right, size) = layout[name], wanted[name]
+            raise UserError(f"replay: '{name}' is {kind} {list(shape)}, it should be {right} {list(size)}")
+
+
+def _check_values(world: WorldModel, tensors: dict[str, Tensor]) -> None:
+    """Raise UserError unless the values are finite and such as a stream can have."""
+    bounds = {"actions": MAX_ACTION, "action": MAX_VALUE, "x": MAX_VALUE}
+    for name, bound in bounds.items():
+        if name in tensors and not (tensors[name].abs() <= bound).all():  # NaN is not, either
+            raise UserError(f"replay: '{name}' holds values that no stream had, beyond {bound:g} or not finite")
+    if "has_action" in tensors and not (tensors["has_action"].view(torch.uint8) <= 1).all():
+        raise UserError("replay: 'has_action' holds values that are neither true nor false")
+    for steps in tensors["steps"].unique().tolist():
+        if not 0 <= steps <= MAX_STEPS:
+            raise UserError(f"replay: 'steps' holds {steps}, no stream had so many")
+        sampler_of(world, steps)

@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import errno
+import math
+import signal
 import socket
+import sys
 import threading
 import time
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
@@ -21,6 +25,7 @@ from worldmodel.serial import to_json
 from .access import Guard, check_binding
 from .connection import Connection
 from .limits import Limits
+from .protocol import in_words
 from .sources import RealWorldFactory, Recordings
 from .studio import Studio
 
@@ -53,36 +58,64 @@ def serve(
 
     host: an address that is not loopback needs a token. port: 0 takes a free one. real: opens a simulator of this world
     to run beside the dream. recordings: real video whose frames a stream may start from. Raises UserError for an unsafe
-    or impossible address, a busy port, and a limit below one session.
+    or impossible address, a busy port, a limit below one session, and a world that cannot run. SIGTERM ends it like
+    Ctrl-C, with exit code 0; the code is 1 if the engine dies.
     """
     if max_sessions < 1:
         raise UserError(f"max-sessions: {max_sessions} lets nobody in, it must be at least 1")
     check_binding(host, token)
     listener = listen(host, port)
     studio = Studio(world, Limits(sessions=max_sessions), real=real, recordings=recordings)
-    address = address_of(listener, token)
-    print(f"drive the world at {address} (Ctrl-C ends)", flush=True)
-    if open_browser:
-        threading.Timer(1.0, webbrowser.open, (address,)).start()
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(configuration(create_app(studio, token))).run(sockets=[listener])
+    ends = contextlib.suppress(KeyboardInterrupt)
+    with contextlib.closing(listener), _termination_interrupts(), ends, _opened(studio, token) as server:
+        address = address_of(listener, token)
+        print(f"drive the world at {address} (Ctrl-C ends)", flush=True)
+        if open_browser:
+            threading.Timer(1.0, webbrowser.open, (address,)).start()
+        server.run(sockets=[listener])
+    if studio.engine.failure is not None:
+        print(f"the engine has stopped: {in_words(studio.engine.failure)}", file=sys.stderr)
+        return 1
     return 0
 
 
 @contextlib.contextmanager
 def background(studio: Studio, *, token: str | None = None, port: int = 0) -> Iterator[str]:
     """The same server on loopback in a thread of this process, for tests and measurements; gives its address."""
-    listener = listen("127.0.0.1", port)
+    with contextlib.closing(listen("127.0.0.1", port)) as listener, _opened(studio, token) as server:
+        thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
+        thread.start()
+        try:
+            while not server.started and thread.is_alive():
+                time.sleep(0.005)
+            yield address_of(listener, token)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+@contextlib.contextmanager
+def _opened(studio: Studio, token: str | None) -> Iterator[uvicorn.Server]:
+    """A server of a studio whose engine runs; it ends when the engine dies. Raises UserError if the world cannot."""
     server = uvicorn.Server(configuration(create_app(studio, token)))
-    thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
-    thread.start()
     try:
-        while not server.started and thread.is_alive():
-            time.sleep(0.005)
-        yield address_of(listener, token)
+        studio.open(on_failure=lambda: setattr(server, "should_exit", True))
+        yield server
     finally:
-        server.should_exit = True
-        thread.join(20)
+        studio.close()
+
+
+@contextlib.contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does; in a thread, which gets no signals, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -130,9 +163,8 @@ def create_app(studio: Studio, token: str | None = None) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        studio.open()
         yield
-        await asyncio.to_thread(studio.close)
+        await asyncio.to_thread(studio.close)  # while the loop still runs that its sessions wake
 
     app = FastAPI(title="worldmodel live stream", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -140,18 +172,25 @@ def create_app(studio: Studio, token: str | None = None) -> FastAPI:
         if (line := guard.refusal(request.headers, request.query_params)) is not None:
             raise HTTPException(403, line)
 
+    def check_origin(request: Request) -> None:
+        if (line := guard.foreign(request.headers)) is not None:
+            raise HTTPException(403, line)
+
     @app.get("/")
-    def index() -> Response:
+    def index(request: Request) -> Response:
+        check_origin(request)
         return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
     @app.get("/page/{name}")
-    def page(name: str) -> Response:
+    def page(request: Request, name: str) -> Response:
+        check_origin(request)
         if name not in PAGE_FILES:
             raise HTTPException(404, "no such file")
         return FileResponse(PAGE_FILES[name], headers=PAGE_HEADERS)
 
     @app.get("/health")
-    def health() -> Response:
+    def health(request: Request) -> Response:
+        check_origin(request)
         well = studio.engine.alive
         facts = {"status": "ok" if well else "the engine has stopped", "sessions": len(studio.sessions)}
         return JSONResponse(facts, 200 if well else 503)
@@ -159,17 +198,18 @@ def create_app(studio: Studio, token: str | None = None) -> FastAPI:
     @app.get("/api/info")
     def info(request: Request) -> Response:
         check(request)
-        return JSONResponse(to_json(studio.welcome()) | {"card": studio.world.card, "sessions": len(studio.sessions)})
+        facts = to_json(studio.welcome()) | {"card": _plain(studio.card), "sessions": len(studio.sessions)}
+        return JSONResponse(facts)
 
     @app.get("/api/starts/{index}.jpg")
-    def start(request: Request, index: int) -> Response:
+    def start(request: Request, index: str) -> Response:
         check(request)
-        return Response(_found(lambda: studio.start_picture(index)), media_type="image/jpeg")
+        return Response(_found(lambda: studio.start_picture(_number(index))), media_type="image/jpeg")
 
     @app.get("/api/frames/{index}.jpg")
-    def frame(request: Request, index: int) -> Response:
+    def frame(request: Request, index: str) -> Response:
         check(request)
-        return Response(_found(lambda: studio.frame_picture(index)), media_type="image/jpeg")
+        return Response(_found(lambda: studio.frame_picture(_number(index))), media_type="image/jpeg")
 
     @app.get("/api/files/{key}")
     def file(request: Request, key: str) -> Response:
@@ -189,6 +229,24 @@ def create_app(studio: Studio, token: str | None = None) -> FastAPI:
         await Connection(websocket, studio).run()
 
     return app
+
+
+def _number(text: str) -> int:
+    """The number of a picture in an address. Raises UserError."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise UserError("no picture has such a number, they count from 0")
+    return int(text)
+
+
+def _plain(value: Any) -> Any:
+    """A value of a model card as JSON holds it: what is no finite number, list, object or text becomes text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 def _found(make: Callable[[], bytes]) -> bytes:

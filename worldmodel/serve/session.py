@@ -39,6 +39,7 @@ from .protocol import (
     Settings,
     Started,
     Stats,
+    in_words,
     write_message,
 )
 from .replay import Deed, Replay, sampler_of, write_replay
@@ -225,7 +226,7 @@ class Session:
             while self._requests:
                 self._requests.popleft()()
         except UserError as error:
-            self.say(Error(message=str(error)))
+            self.say(Error(message=in_words(error)))
         except NotFinite as error:
             self._done = True
             self.fail(str(error))

@@ -1,7 +1,11 @@
 """What all sessions of one server share: the world, the engine's thread, the files, the limits."""
 
 import asyncio
+import math
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +19,12 @@ from .dream import advance, begin, chunk_action, context_frames, from_footage, f
 from .engine import Engine
 from .limits import Limits
 from .pictures import encode, fit, read_picture, to_uint8
-from .protocol import MAX_TEXT, MAX_UPLOAD, UPLOAD_PICTURE, VERSION, Hello, Restart, Welcome
+from .protocol import MAX_TEXT, MAX_UPLOAD, UPLOAD_PICTURE, VERSION, Hello, Restart, Welcome, in_words
 from .replay import read_replay
 from .session import Session
 from .sources import Footage, RealWorldFactory, Recordings
+
+LAST_WORDS = 3.0  # seconds that clients have to read why the engine died
 
 
 class Full(Exception):
@@ -46,12 +52,27 @@ class Studio:
         self._reading = threading.Lock()  # recordings are read by one thread at a time
         self._thumbnails: dict[int, bytes] = {}
 
-    def open(self) -> None:
-        """Start the engine."""
-        self.engine.start(self._warm_up)
+    def open(self, on_failure: Callable[[], None] = lambda: None) -> None:
+        """Start the engine and make the first chunks. Raises UserError if the world cannot run.
+
+        on_failure: called in the engine's thread if it dies later; the sessions have got their last message by then.
+        """
+
+        def told() -> None:
+            until = time.monotonic() + LAST_WORDS
+            while self.sessions and time.monotonic() < until:
+                time.sleep(0.02)
+            on_failure()
+
+        try:
+            self.engine.start(self._warm_up, told)
+        except UserError as error:
+            raise UserError(f"this world cannot be streamed: {error}") from error
+        except Exception as error:  # whatever arithmetic and memory of a device can raise
+            raise UserError(f"this world cannot be streamed, its first chunk fails: {in_words(error)}") from error
 
     def close(self) -> None:
-        """End the engine and delete the files."""
+        """End the engine and delete the files. Does nothing a second time."""
         self.engine.stop()
         self.downloads.close()
 
@@ -74,11 +95,16 @@ class Studio:
         self.sessions.discard(session)
         self.engine.remove(session)
 
+    @property
+    def card(self) -> dict[str, Any]:
+        """The model card; empty if what the model says about itself is no card."""
+        return self.world.card if isinstance(self.world.card, dict) else {}
+
     def welcome(self) -> Welcome:
         """What this world is."""
         world, (height, width) = self.world, picture_size(self.world)
         return Welcome(
-            version=VERSION, title=str(world.card.get("title", "a learned world")), width=width, height=height,
+            version=VERSION, title=str(self.card.get("title", "a learned world")), width=width, height=height,
             fps=world.fps, chunk=world.pixel_frames, context=context_frames(world) * world.tokenizer.temporal,
             starts=0 if world.starts is None else world.starts.batch,
             frames=self.recordings.frames if self.recordings else 0, real=self.real is not None,
@@ -147,9 +173,24 @@ class Studio:
         return self.recordings
 
     def _warm_up(self) -> None:
-        """The first chunks of a process are slow: nobody should see them."""
+        """The first chunks of a process are slow, nobody should see them; and they show whether the world runs."""
+        _check(self.world)
         dream = begin(self.world, from_start(self.world, 0, 0))
         spec = self.world.actions
         still = np.zeros((self.world.dit.chunk, spec.dim if spec else 0), np.float32)
-        for _ in range(2):
+        while dream.chunks < 2 or dream.failing:  # it raises NotFinite if it goes on failing
             _, dream = advance(self.world, self.world.stream.sampler, chunk_action(self.world, still), dream)
+
+
+def _check(world: WorldModel) -> None:
+    """Raise UserError for a world whose pictures would have no time, or no beginning."""
+    if not (math.isfinite(world.fps) and world.fps > 0):
+        raise UserError(f"its fps must be a finite number above 0, not {world.fps}")
+    if world.starts is None:
+        return
+    if world.starts.batch == 0 or world.starts.x.shape[1] == 0:
+        raise UserError(f"its starts hold no frame, their shape is {list(world.starts.x.shape)}")
+    for name, values in (("x", world.starts.x), ("action", world.starts.control.action)):
+        bad = ~torch.isfinite(values).flatten(1).all(1)
+        if bad.any():
+            raise UserError(f"its starts: {name} of beginning {int(bad.nonzero()[0])} is not finite")

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load, save
 
 from worldmodel.errors import UserError
+from worldmodel.sampler import Pipelined
 from worldmodel.serve.dream import from_start
 from worldmodel.serve.replay import Deed, Replay, fingerprint, play, read_replay, write_replay
 
@@ -87,20 +88,61 @@ def test_other_files_are_refused(world, data: bytes) -> None:
     ("change", "text"),
     [
         ({"facts": {"format": 2}}, "format 2 is newer"),
-        ({"facts": {"seed": "7"}}, "with steps and a seed"),
-        ({"actions": None}, "with steps and a seed"),
-        ({"actions": torch.zeros(4, 4, 2)}, "with steps and a seed"),
-        ({"actions": torch.full((4, 4, 3), torch.nan)}, "that no stream had"),
-        ({"steps": torch.full((4,), 1000)}, "that no stream had"),
+        ({"facts": {"format": "x"}}, "format 'x' is none"),
+        ({"facts": {"format": None}}, "format None is none"),
+        ({"facts": {"format": True}}, "format True is none"),
+        ({"facts": {"format": 0}}, "format 0 is none"),
+        ({"facts": {"seed": "7"}}, "seed '7' is none"),
+        ({"facts": {"seed": None}}, "seed None is none"),
+        ({"facts": {"seed": -1}}, "seed -1 is none"),
+        ({"facts": {"seed": 2**63}}, "seed 9223372036854775808 is none"),
+        ({"facts": {"seed": 10**30}}, "is none, it is a whole number"),
+        ({"actions": None}, "'actions' is missing"),
+        ({"actions": torch.zeros(4, 4, 2)}, r"'actions' is F32 \[4, 4, 2\], it should be F32 \[4, 4, 3\]"),
+        ({"actions": torch.zeros(3, 4, 3)}, "'actions' is F32"),
+        ({"actions": torch.zeros(4, 4, 3).to(torch.float8_e4m3fn)}, "'actions' is F8_E4M3"),
+        ({"actions": torch.zeros(4, 4, 3, dtype=torch.complex64)}, "'actions' is C64"),
+        ({"actions": torch.full((4, 4, 3), torch.nan)}, "'actions' holds values that no stream had"),
+        ({"actions": torch.full((4, 4, 3), 1.6)}, "'actions' holds values that no stream had"),
+        ({"steps": None}, "'actions' is F32"),
+        ({"steps": torch.full((4,), 1000)}, "no stream had so many"),
+        ({"steps": torch.full((4,), -1)}, "no stream had so many"),
+        ({"steps": torch.tensor(4)}, "'steps' has shape"),
+        ({"steps": torch.ones(4)}, "'steps' is F32"),
+        ({"steps": torch.ones(4, 1, dtype=torch.int64)}, "'steps' has shape"),
+        ({"other": torch.ones(4)}, "a tensor 'other', which no replay has"),
+        ({"x": None}, "a tensor 'action', which no replay has"),
+        ({"x": torch.zeros(2, 8, 4, 4, 4)}, "its opening has shape"),
+        ({"x": torch.zeros(1, 0, 4, 4, 4)}, "its opening has shape"),
+        ({"x": torch.zeros(1, 8, 4, 4, 4, dtype=torch.bool)}, "'x' is BOOL"),
+        ({"x": torch.full((1, 8, 4, 4, 4), torch.nan)}, "'x' holds values"),
+        ({"x": torch.full((1, 8, 4, 4, 4), 1e30)}, "'x' holds values"),
+        ({"action": torch.full((1, 8, 3), torch.inf)}, "'action' holds values"),
+        ({"has_action": torch.ones(1, 8)}, "'has_action' is F32"),
+        ({"has_action": torch.full((1, 8), 2, dtype=torch.uint8).view(torch.bool)}, "neither true nor false"),
         ({"x": torch.zeros(1, 7, 4, 4, 4)}, "its opening has shape"),
         ({"x": torch.zeros(1, 8, 4, 4, 5)}, "its opening has shape"),
         ({"x": torch.zeros(3)}, "its opening has shape"),
-        ({"has_action": None}, "no actions"),
-        ({"action": torch.zeros(1, 8, 5)}, "its opening has shape"),
+        ({"has_action": None}, "'has_action' is missing"),
+        ({"action": torch.zeros(1, 8, 5)}, "'action' is F32"),
     ],
     ids=str,
 )
 def test_broken_content_is_refused(world, change: dict, text: str) -> None:
     data = edited(write_replay(world, some(world)), **change)
-    with pytest.raises(UserError, match=text):
+    with pytest.raises(UserError, match=text) as refused:
         read_replay(world, data)
+    assert "\n" not in str(refused.value)
+
+
+def test_steps_that_the_sampler_has_not_are_refused(world) -> None:
+    staggered = replace(world, stream=replace(world.stream, sampler=Pipelined(chunks=2, steps=4)))
+    data = edited(write_replay(staggered, some(staggered)), steps=torch.tensor([0, 2, 3, 4]))
+    with pytest.raises(UserError, match="3 steps do not divide"):
+        read_replay(staggered, data)
+
+
+def test_metadata_that_no_reader_takes_is_refused(world) -> None:
+    for facts in ("[" * 100_000, '{"kind": "replay", "seed": ' + "9" * 5000 + "}", "7"):
+        with pytest.raises(UserError, match=r"not a (whole )?replay file"):
+            read_replay(world, save({"a": torch.zeros(1)}, {"replay": facts}))

@@ -11,6 +11,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from urllib.error import HTTPError
@@ -21,10 +23,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from worldmodel.errors import UserError
+from worldmodel.memory import WindowConfig
+from worldmodel.serial import to_json
 from worldmodel.serve import server
 from worldmodel.serve.client import Client, Frame, measure
 from worldmodel.serve.limits import Limits
@@ -47,7 +52,7 @@ from worldmodel.serve.protocol import (
     Settings,
     upload,
 )
-from worldmodel.serve.replay import play, read_replay
+from worldmodel.serve.replay import fingerprint, play, read_replay
 from worldmodel.serve.sources import Footage
 
 
@@ -467,7 +472,12 @@ def test_any_recorded_frame_is_a_beginning(painted, serving) -> None:
         assert Image.open(io.BytesIO(get(address + "api/starts/2.jpg"))).size == (32, 32)
         for path in (
             "api/starts/3.jpg",
+            "api/starts/-1.jpg",
+            "api/starts/-9.jpg",
+            "api/starts/1e3.jpg",
+            f"api/starts/{'9' * 5000}.jpg",
             "api/frames/50.jpg",
+            "api/frames/-1.jpg",
             "api/files/nothing",
             "page/other.js",
             "page/..%2fserver.py",
@@ -609,6 +619,8 @@ def test_silence_instead_of_hello(world, serving) -> None:
         (['{"type": "pause", "on": true}'], "the first message must be a hello"),
         (['{"type": "hello", "version": 2}'], "speaks protocol version 1, not 2"),
         (['{"type": "hello", "version": 1, "start": 9}'], "3 beginnings, number 9"),
+        (['{"type": "hello", "version": 1, "' + "ü" * 400 + '": 1}'], "unknown key 'ü"),
+        (['{"type": "hello", "version": 1, "a\\nb\\ud800": 1}'], "unknown key 'a b\\ud800'"),
         ([HELLO, HELLO], "hello is the first message and comes once"),
         ([HELLO, "[" * 9000], "not a JSON message"),
         ([HELLO, "x" * 20_000], "over the limit of 16384"),
@@ -660,7 +672,7 @@ def test_broken_values_are_held_and_counted(painted, serving) -> None:
 
 
 def test_a_broken_model_ends_its_session_with_a_line(painted, serving) -> None:
-    painted.dit.broken = tuple(range(8, 4000))
+    painted.dit.broken = tuple(range(20, 4000))  # later than the first chunks
     with serving(painted) as (address, studio):
         line, code = last_words(address, HELLO)
         assert "chunks in a row are not finite" in line
@@ -685,6 +697,123 @@ def test_an_exception_in_one_session_spares_the_others(painted, serving, monkeyp
             bad.message("never")
         assert [f.header.stream for f in islice(good.frames(), 40)] == [1] * 40
         wait_for(lambda: len(studio.sessions) == 1, "the broken one is closed")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"facts": {"format": "x"}}, "format 'x'"),
+        ({"facts": {"seed": 10**30}}, "seed 1000"),
+        ({"steps": torch.tensor(1)}, "should be"),
+        ({"x": torch.zeros(2, 8, 4, 4, 4)}, "its opening has shape"),
+        ({"x": torch.full((1, 8, 4, 4, 4), torch.nan)}, "'x' holds values"),
+    ],
+    ids=str,
+)
+def test_a_broken_replay_is_one_line_and_the_stream_goes_on(standing, change: dict, text: str) -> None:
+    address, studio = standing
+    facts = {"format": 1, "kind": "replay", "seed": 1, "weights": fingerprint(studio.world)}
+    facts |= {"stream": to_json(studio.world.stream)} | change.get("facts", {})
+    tensors = {"actions": torch.zeros(1, 4, 3), "steps": torch.zeros(1, dtype=torch.int64)}
+    tensors |= {"x": torch.zeros(1, 8, 4, 4, 4), "action": torch.zeros(1, 8, 3)}
+    tensors |= {"has_action": torch.ones(1, 8, dtype=torch.bool)}
+    tensors |= {name: value for name, value in change.items() if name != "facts"}
+    with Client(address, fast()) as client:
+        client.send(upload(UPLOAD_REPLAY, save(tensors, {"replay": json.dumps(facts)})))
+        with pytest.raises(ConnectionError, match=text):
+            client.message("never")
+        assert {frame.header.stream for frame in islice(client.frames(), 20)} == {1}
+    wait_for(lambda: not studio.sessions, "it has left")
+
+
+def test_whatever_a_reader_raises_is_one_line_and_the_stream_goes_on(standing, monkeypatch) -> None:
+    def trip(*_: object) -> None:
+        raise IndexError("too\nfar")
+
+    monkeypatch.setattr("worldmodel.serve.studio.read_picture", trip)
+    address, studio = standing
+    with Client(address, fast()) as client:
+        client.send(upload(UPLOAD_PICTURE, b"x"))
+        with pytest.raises(ConnectionError, match="could not be handled: too far"):
+            client.message("never")
+        assert {frame.header.stream for frame in islice(client.frames(), 20)} == {1}
+    wait_for(lambda: not studio.sessions, "it has left")
+
+
+# -- a world that cannot run -------------------------------------------------------------------------------------------
+
+
+def small_ring(world):
+    return replace(world, stream=replace(world.stream, memory=WindowConfig(ring=2)))
+
+
+def no_memory(world):
+    world.dit.velocity = lambda *_: torch.empty(10**17)
+    return world
+
+
+def no_starts(world):
+    return replace(world, starts=world.starts.select(torch.zeros(0, dtype=torch.int64)))
+
+
+def broken_start(world):
+    world.starts.x[1, 2, 0, 0, 0] = torch.nan
+    return world
+
+
+def broken_model(world):
+    world.dit.broken = tuple(range(4000))
+    return world
+
+
+def no_time(world):
+    return replace(world, fps=float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "text"),
+    [
+        (small_ring, "a chunk of 4 frames does not fit a ring of 2"),
+        (no_memory, "its first chunk fails"),
+        (no_starts, "its starts hold no frame"),
+        (broken_start, "its starts: x of beginning 1 is not finite"),
+        (broken_model, "chunks in a row are not finite"),
+        (no_time, "its fps must be a finite number above 0"),
+    ],
+)
+def test_a_world_that_cannot_run_is_refused_before_an_address_is_printed(painted, breaks, text: str, capsys) -> None:
+    threads = threading.active_count()
+    with pytest.raises(UserError, match=f"cannot be streamed.*{text}") as refused:
+        server.serve(breaks(painted), port=0)
+    assert "\n" not in str(refused.value)
+    assert capsys.readouterr().out == ""
+    assert threading.active_count() == threads
+
+
+def test_when_the_engine_dies_everybody_is_told_and_the_server_ends(painted, serving, monkeypatch) -> None:
+    with serving(painted) as (address, studio), ThreadPoolExecutor(2) as clients:
+        ends = [clients.submit(last_words, address, HELLO) for _ in range(2)]
+        wait_for(lambda: len(studio.sessions) == 2, "both have come")
+        monkeypatch.setattr(studio.engine, "_next", lambda: 1 / 0)
+        for end in ends:
+            assert end.result() == ("the engine of this server has stopped: division by zero", 4500)
+        wait_for(lambda: not studio.engine.alive, "it is not well")
+        with pytest.raises(OSError):  # refused, reset, or cut
+            for _ in range(500):
+                get(address + "page/main.js")
+                time.sleep(0.01)
+
+
+@pytest.mark.parametrize("card", ["just text", None, {"title": 7, "loss": float("nan"), "of": [float("inf"), b"x"]}])
+def test_a_strange_card_breaks_nothing(world, serving, card: object) -> None:
+    with serving(replace(world, card=card)) as (address, _):
+        info = json.loads(get(address + "api/info"), parse_constant=lambda name: pytest.fail(name))
+        wanted = {"title": "7", "card": {"title": 7, "loss": "nan", "of": ["inf", "b'x'"]}}
+        assert {k: info[k] for k in wanted} == (
+            wanted if isinstance(card, dict) else {"title": "a learned world", "card": {}}
+        )
+        with Client(address, fast()) as client:
+            assert client.message("welcome")["title"] == info["title"]
 
 
 # -- who may connect ---------------------------------------------------------------------------------------------------
@@ -715,6 +844,7 @@ def test_token(world, serving) -> None:
         ({"Origin": "{self}"}, True),
         ({"Origin": "http://evil.example"}, False),
         ({"Origin": "null"}, False),
+        ({"Origin": "http://[broken"}, False),
         ({"Origin": "http://localhost:1"}, False),
         ({"Host": "evil.example"}, False),
         ({"Host": "evil.example", "Origin": "http://evil.example"}, False),
@@ -734,12 +864,13 @@ def test_pages_of_others_are_kept_out(standing, headers: dict[str, str], passes:
     elif host is None:
         with pytest.raises(InvalidStatus), connect(path, additional_headers=given):
             pass
-    request = Request(address + "api/info", headers=given | ({"Host": host} if host else {}))
-    if passes:
-        assert urlopen(request, timeout=10).status == 200
-    else:
-        with pytest.raises(HTTPError, match="403"):
-            urlopen(request, timeout=10)
+    for where in ("api/info", "", "health", "page/main.js"):
+        request = Request(address + where, headers=given | ({"Host": host} if host else {}))
+        if passes:
+            assert urlopen(request, timeout=10).status == 200
+        else:
+            with pytest.raises(HTTPError, match="403"):
+                urlopen(request, timeout=10)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
@@ -808,22 +939,46 @@ def test_input_numbers_reach_the_pictures(painted, serving) -> None:
         assert next(f for f in client.frames() if f.header.input).header.input == 100
 
 
+PROGRAM = """
+import sys, threading
+from worldmodel.models.world import WorldModel
+from worldmodel.serve import engine, serve
+
+if sys.argv[2:] == ["dies"]:
+    threading.Timer(3, lambda: setattr(engine.Engine, "_next", lambda self: 1 / 0)).start()
+sys.exit(serve(WorldModel.load(sys.argv[1]), port=0))
+"""
+
+
 @pytest.mark.slow
-def test_serve_prints_its_address_and_ends_with_ctrl_c(world, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_serve_prints_its_address_and_ends_with_a_signal(world, tmp_path: Path, how: signal.Signals) -> None:
     world.save(tmp_path / "world")
-    code = (
-        "import sys; from worldmodel.models.world import WorldModel; from worldmodel.serve import serve; "
-        "sys.exit(serve(WorldModel.load(sys.argv[1]), port=0))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "world")], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "world")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()
         address = next(word for word in line.split() if word.startswith("http"))
         with Client(address, fast()) as client:
             assert len(list(islice(client.frames(), 9))) == 9
-            process.send_signal(signal.SIGINT)
+            process.send_signal(how)
             with pytest.raises(ConnectionClosed):
                 client.message("never", timeout=30)
         assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_the_process_of_a_dead_engine_fails(world, tmp_path: Path) -> None:
+    world.save(tmp_path / "world")
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "world"), "dies"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = next(word for word in process.stdout.readline().split() if word.startswith("http"))
+        assert last_words(address, HELLO) == ("the engine of this server has stopped: division by zero", 4500)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert errors.splitlines()[-1] == "the engine has stopped: division by zero"
     finally:
         process.kill()

@@ -82,9 +82,39 @@ def test_grey_and_transparent_pictures() -> None:
         (file(gradient(50, 50), "JPEG")[:400], "not a picture"),
         (file(np.zeros((7000, 7000), np.uint8)), "40 million"),
         (file(np.zeros((20000, 20000), np.uint8)), "not a picture"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not a picture"),
+        (file(gradient(50, 50), "TIFF"), "not a picture"),
+        (file(gradient(50, 50), "QOI")[:400], "not a picture"),
     ],
-    ids=["garbage", "truncated png", "truncated jpeg", "large", "bomb"],
+    ids=["garbage", "truncated png", "truncated jpeg", "large", "bomb", "eps", "tiff", "qoi"],
 )
 def test_what_is_no_picture(data: bytes, text: str) -> None:
     with pytest.raises(UserError, match=text):
         read_picture(data, 16, 16)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
+def test_formats_that_are_read(kind: str) -> None:
+    assert np.abs(read_picture(file(gradient(32, 32), kind), 32, 32).astype(int) - gradient(32, 32)).mean() < 16
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
+def test_a_damaged_picture_is_a_picture_or_one_line(kind: str) -> None:
+    whole, rng = file(gradient(24, 24), kind), np.random.default_rng(0)
+    for _ in range(150):
+        data = bytearray(whole)
+        for place in rng.integers(0, len(data), 4):
+            data[place] = rng.integers(256)
+        try:
+            assert read_picture(bytes(data), 16, 16).shape == (16, 16, 3)
+        except UserError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_reader_that_trips_is_one_line(monkeypatch) -> None:
+    def trip(*_: object) -> None:
+        raise IndexError("index out of\nrange")
+
+    monkeypatch.setattr("worldmodel.serve.pictures.ImageOps.exif_transpose", trip)
+    with pytest.raises(UserError, match=r"not a picture that can be read .index out of range"):
+        read_picture(file(gradient(9, 9)), 16, 16)

@@ -345,7 +345,7 @@ async function begin() {
   const world = answer?.ok ? await answer.json() : null;
   if (world) {
     state.raw = world.width * world.height <= 96 * 96;
-    state.window = 4 * world.chunk;
+    state.window = Math.max(6, 3 * world.chunk);
   }
   connect();
   requestAnimationFrame(tick);
