@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ class LeRobotRecordings:
         if len(rows) != info.get("total_episodes", len(rows)):
             raise UserError(
                 f"{path / 'meta' / 'episodes'}: {len(rows)} episodes, info.json says {info['total_episodes']}"
+            )
+        frames = sum(row["length"] for row in rows.values())
+        if frames != info.get("total_frames", frames):
+            raise UserError(
+                f"{path / 'meta' / 'episodes'}: {frames} frames in all episodes, info.json says {info['total_frames']}"
             )
         feature = info["features"].get(ACTION)
         names = () if feature is None else _names(feature)
@@ -145,11 +151,21 @@ class LeRobotRecordings:
     def _length(self, episode: int) -> int:
         return int(self.rows[episode]["length"])
 
+    def _value(self, episode: int, column: str) -> int | float:
+        """A number in an episode's row of meta/episodes."""
+        value = self.rows[episode].get(column)
+        if not isinstance(value, int | float) or not isfinite(value):
+            raise UserError(f"{self.path / 'meta' / 'episodes'}: episode {episode} has no number in '{column}'")
+        return value
+
+    def _file(self, template: str, episode: int, columns: str, **names: str) -> Path:
+        """The file with an episode's rows or pictures, by a key of info.json and two columns of meta/episodes."""
+        place = {key: int(self._value(episode, f"{columns}/{key}")) for key in ("chunk_index", "file_index")}
+        return self.path / self.info[template].format(**place, **names)
+
     def _table(self, episode: int, columns: list[str]) -> tuple[Path, pa.Table]:
         """The rows of an episode in order, checked to be complete and on time."""
-        row = self.rows[episode]
-        place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
-        path = self.path / self.info["data_path"].format(**place)
+        path = self._file("data_path", episode, "data")
         wanted = [*columns, "frame_index", "timestamp"]
         table = read_parquet(path, wanted, [("episode_index", "=", episode)]).sort_by("frame_index")
         where, length = f"{path}: episode {episode}", self._length(episode)
@@ -180,13 +196,11 @@ class LeRobotRecordings:
             yield cv2.cvtColor(picture, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
 
     def _video_frames(self, episode: int, key: str) -> Iterator[Frame]:
-        row = self.rows[episode]
-        place = {"chunk_index": row[f"videos/{key}/chunk_index"], "file_index": row[f"videos/{key}/file_index"]}
-        path = self.path / self.info["video_path"].format(video_key=key, **place)
+        path = self._file("video_path", episode, f"videos/{key}", video_key=key)
         if not path.is_file():
             raise UserError(f"{path}: no such file; episode {episode} lies in it")
         _, table = self._table(episode, [])
-        wanted = row[f"videos/{key}/from_timestamp"] + table["timestamp"].to_numpy().astype(np.float64)
+        wanted = self._value(episode, f"videos/{key}/from_timestamp") + table["timestamp"].to_numpy().astype(np.float64)
         yield from _at_times(path, wanted, self.tolerance, episode)
 
 
@@ -285,9 +299,33 @@ def _read_info(path: Path) -> dict[str, Any]:
     for key, kind in (("features", dict), ("fps", int | float), ("data_path", str)):
         if not isinstance(info.get(key), kind):
             raise UserError(f"{path}: key '{key}' is {json.dumps(info.get(key))}")
-    if info["fps"] <= 0:
+    if not isfinite(info["fps"]) or info["fps"] <= 0:
         raise UserError(f"{path}: fps is {info['fps']}")
+    videos = False
+    for name, feature in info["features"].items():
+        if not isinstance(feature, dict):
+            raise UserError(f"{path}: feature '{name}' is {json.dumps(feature)}")
+        shape, picture = feature.get("shape"), feature.get("dtype") in ("video", "image")
+        if not picture and name not in (ACTION, STATE):
+            continue
+        if not isinstance(shape, list) or not all(isinstance(side, int) and side > 0 for side in shape):
+            raise UserError(f"{path}: feature '{name}' has the shape {json.dumps(shape)}")
+        if picture and len(shape) != 3:
+            raise UserError(f"{path}: feature '{name}' is a picture of shape {shape}, expected three numbers")
+        videos = videos or feature.get("dtype") == "video"
+    _check_template(info, "data_path", path)
+    if videos:
+        _check_template(info, "video_path", path, video_key="x")
     return info
+
+
+def _check_template(info: dict[str, Any], key: str, path: Path, **names: str) -> None:
+    """A UserError for the name of a file that holds other places than the format knows."""
+    try:
+        info[key].format(chunk_index=0, file_index=0, **names)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        known = ", ".join(f"{{{name}}}" for name in ("chunk_index", "file_index", *names))
+        raise UserError(f"{path}: key '{key}' is {json.dumps(info.get(key))}; expected a name with {known}") from error
 
 
 def _read_episodes(folder: Path) -> dict[int, dict[str, Any]]:
@@ -301,6 +339,8 @@ def _read_episodes(folder: Path) -> dict[int, dict[str, Any]]:
             if needed not in names:
                 raise UserError(f"{file}: no column '{needed}'")
         for row in read_parquet(file, names).to_pylist():
+            if not isinstance(row["episode_index"], int) or not isinstance(row["length"], int) or row["length"] < 1:
+                raise UserError(f"{file}: episode {row['episode_index']} has the length {row['length']}")
             if row["episode_index"] in rows:
                 raise UserError(f"{file}: episode {row['episode_index']} is there twice")
             rows[row["episode_index"]] = row

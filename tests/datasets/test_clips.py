@@ -165,7 +165,7 @@ def test_broken_files_of_actions(tmp_path, name, content, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("value", ["1e40", "-1e300", "nan", "inf"])
 def test_numbers_beyond_float32(tmp_path, videos, value):
     videos.make(tmp_path / "a.mp4", count=3)

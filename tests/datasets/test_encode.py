@@ -1,5 +1,6 @@
 """`encode`: the right latents of the right frames with the right actions, whatever interrupts it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -295,6 +296,26 @@ def test_kill_9_of_several_processes_and_resume(tmp_path, videos, tokenizer):
     assert not (out / "latents.json").exists()
     assert subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode == 0
     assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_process_group(tmp_path, videos, tokenizer, number):
+    for index in range(12):
+        videos.make(tmp_path / "clips" / f"{index:02}.mp4", count=60)
+    script, out = tmp_path / "command.py", tmp_path / "out"
+    script.write_text(COMMAND)
+    command = [sys.executable, str(script), str(tmp_path / "clips"), str(tokenizer), str(out)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not list((out / "episodes").glob("*.safetensors")):
+        time.sleep(0.01)
+        assert process.poll() is None
+    os.killpg(process.pid, number)
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "finished episodes are kept, the same command goes on" in printed and "Traceback" not in errors
 
 
 @pytest.mark.slow

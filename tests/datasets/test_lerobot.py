@@ -140,7 +140,7 @@ def test_episodes_are_found_by_index_not_by_position(data, original):
     """As after the removal of episode 0."""
     change_rows(episodes_file(data), lambda row: row if row["episode_index"] else None)
     change_rows(rows_file(data), lambda row: row if row["episode_index"] else None)
-    change_info(data, lambda info: info.update(total_episodes=2))
+    change_info(data, lambda info: info.update(total_episodes=2, total_frames=35))
     found, whole = LeRobotRecordings.open(data), LeRobotRecordings.open(original)
     assert found.episodes == {1: 30, 2: 5}
     np.testing.assert_array_equal(found.actions(2), whole.actions(2))
@@ -291,11 +291,32 @@ def test_wrong_shapes(data):
         ({"fps": None}, "info.json: key 'fps' is null"),
         ({"fps": 0}, "info.json: fps is 0"),
         ({"total_episodes": 4}, "3 episodes, info.json says 4"),
+        ({"total_frames": 41}, "42 frames in all episodes, info.json says 41"),
+        ({"fps": float("nan")}, "info.json: fps is nan"),
+        ({"data_path": "data/{episode_chunk:03d}.parquet"}, "info.json: key 'data_path' is \"data/{episode_chunk:03d}"),
+        ({"data_path": "data/{}/{chunk_index"}, "expected a name with {chunk_index}, {file_index}"),
+        ({"video_path": "{video}.mp4"}, "info.json: key 'video_path' is \"{video}.mp4\"; expected a name with {chunk_"),
+        ({"video_path": None}, "info.json: key 'video_path' is null"),
+        ({"features": {"action": {"dtype": "float32"}}}, "info.json: feature 'action' has the shape null"),
+        ({"features": {"action": 3}}, "info.json: feature 'action' is 3"),
+        ({"features": {"a": {"dtype": "video", "shape": [3, 3]}}}, "'a' is a picture of shape [3, 3]"),
     ],
 )
 def test_descriptions(data, change, message):
     change_info(data, lambda info: info.update(change))
     assert message in problem(data)
+
+
+@pytest.mark.parametrize("column", ["chunk_index", "file_index", "from_timestamp"])
+def test_rows_without_the_place_of_the_video(data, column):
+    name = f"videos/observation.images.front/{column}"
+    change_rows(episodes_file(data), lambda row: {**row, name: None})
+    assert f"episode 1 has no number in '{name}'" in problem(data)
+
+
+def test_an_episode_without_frames(data):
+    change_rows(episodes_file(data), lambda row: {**row, "length": 0})
+    assert "file-000.parquet: episode 0 has the length 0" in problem(data)
 
 
 def test_incomplete_folders(data, tmp_path):
