@@ -11,6 +11,7 @@ splitting over processes change nothing.
 
 import errno
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,7 +26,9 @@ from worldmodel import artifact, checkpoint
 from worldmodel.capabilities import check
 from worldmodel.checkpoint import Role
 from worldmodel.ema import Ema
-from worldmodel.errors import UserError
+from worldmodel.errors import UserError, out_of_memory
+from worldmodel.folders import alone
+from worldmodel.generate import Diverged
 from worldmodel.models.dit import DiT
 from worldmodel.objectives.base import Objective, Update
 from worldmodel.progress import Line, StopSignal, listed
@@ -42,7 +45,8 @@ def train(run: Run) -> dict[str, float]:
     SIGTERM and Ctrl-C finish the step, save and return. A loss that is not finite, memory that runs out and a disk that
     is full end with a UserError; the last good checkpoint stays. The last two checkpoints and the best one are kept.
     """
-    with _advice(run), StopSignal() as stop:
+    main = os.environ.get("RANK", "0") == "0"  # before anything is set up
+    with _advice(run), alone(run.out) if main else nullcontext(), StopSignal() as stop:
         return _train(run, stop)
 
 
@@ -66,6 +70,8 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
 
     main = accelerator.is_main_process
     with Line(main, run.steps, step) as line:
+        if step >= run.steps:
+            line.note(f"{run.out} is at step {step} already, steps is {run.steps}: nothing to do")
         if run.compile and step < run.steps:
             line.note("compiling, the first step takes a minute")
         batches = run.data.batches(step, accelerator.process_index, accelerator.num_processes, run.micro)
@@ -96,7 +102,10 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
             if save or look:
                 files = checkpoint.tensors_of(roles)
                 if main:
-                    _keep(run, step, files, _state(run, objective, best, metrics), save, look)
+                    try:
+                        _keep(run, step, files, _state(run, objective, best, metrics), save, look)
+                    except Diverged as error:  # young weights may; all that is due was saved before
+                        line.note(f"step {step}: no sample, {error}")
                 accelerator.wait_for_everyone()
             if stopping:
                 line.note(f"stopped at step {step}, saved; the same command continues")
@@ -160,10 +169,6 @@ def validate(run: Run, objective: Objective, role: Role) -> dict[str, float]:
 
 
 def _accelerator(run: Run) -> Accelerator:
-    try:
-        run.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{run.out}: cannot be made ({error.strerror})") from error
     folders = ProjectConfiguration(project_dir=str(run.out), logging_dir=str(run.out / "tensorboard"))
     precision = {"fp32": "no", "bf16": "bf16"}[run.precision]
     cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -177,10 +182,10 @@ def _advice(run: Run) -> Iterator[None]:
     """Turn what a user can do something about into one line: memory that runs out, a full disk."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError, with no type of its own on CPUs
-        first = str(error).split("\n")[0]
-        if isinstance(error, RuntimeError) and "out of memory" not in first and "can't allocate memory" not in first:
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
+        first = str(error).split("\n")[0]
         raise UserError(
             f"out of memory: raise micro (now {run.micro}), turn on checkpointing (now {run.checkpointing}) or shorten "
             f"the clips; `estimate` shows what a run needs; {checkpoint.last(run.out)} ({first})"
@@ -200,7 +205,10 @@ def _keep(
     card = {"step": step, "seed": run.seed, "weights": "averaged" if average else "last", "metrics": state["metrics"]}
     made = artifact.make(run, {**files["model"], **average}, card)
     if save:  # the model first: once the checkpoint of the last step is there, so is what the run was for
-        made.save(run.out / "model")
+        try:
+            made.save(run.out / "model")
+        except UserError as error:
+            raise UserError(f"{error}; {checkpoint.last(run.out)}") from error
         newest = [int(folder.name.removeprefix("step_")) for folder in checkpoint.steps(run.out)[-1:]]
         checkpoint.save(run.out, step, files, state, [*newest, *([state["best"][1]] if state["best"] else [])])
     if look:

@@ -21,6 +21,7 @@ from tiny import FROM_CLEAN, TinyData, close, in_processes, same_training, tenso
 from worldmodel import checkpoint
 from worldmodel import train as training
 from worldmodel.errors import UserError
+from worldmodel.generate import Diverged
 from worldmodel.memory import WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
@@ -85,6 +86,36 @@ def test_a_finished_run_stays_finished(tmp_path):
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run" / "checkpoints").rglob("*")} == before
     further = train(tiny_run(tmp_path / "run", steps=10))
     assert checkpoint.steps(tmp_path / "run")[-1].name == "step_00000010" and further != done
+
+
+def test_fewer_steps_than_done_are_said(tmp_path, capsys):
+    train(tiny_run(tmp_path / "run", steps=3))
+    capsys.readouterr()
+    train(tiny_run(tmp_path / "run", steps=2))
+    assert "run is at step 3 already, steps is 2: nothing to do" in capsys.readouterr().err
+    assert checkpoint.steps(tmp_path / "run")[-1].name == "step_00000003"
+
+
+def test_a_model_that_cannot_be_written_names_the_checkpoint(tmp_path, monkeypatch):
+    train(tiny_run(tmp_path / "run", steps=3))
+    before = WorldModel.load(tmp_path / "run" / "model")
+    monkeypatch.setattr(WorldModel, "_write", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(
+        UserError, match=r"run/model: could not be written \(No space left\); the last good .*step_00000003"
+    ):
+        train(tiny_run(tmp_path / "run", steps=5))
+    after = WorldModel.load(tmp_path / "run" / "model")
+    assert after.card == before.card and after.card["step"] == 3
+
+
+def test_a_sample_that_diverges_does_not_end_the_training(tmp_path, monkeypatch, capsys):
+    def look(*args):
+        raise Diverged("the latents are not finite from frame 4 on")
+
+    monkeypatch.setattr("worldmodel.artifact.look", look)
+    train(tiny_run(tmp_path / "run", steps=4, sample_every=2))
+    assert "step 2: no sample, the latents are not finite from frame 4 on" in capsys.readouterr().err
+    assert checkpoint.steps(tmp_path / "run")[-1].name == "step_00000004"
 
 
 def test_micro_batches_are_one_batch(tmp_path):

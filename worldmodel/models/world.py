@@ -17,6 +17,7 @@ from torch import Tensor
 from worldmodel.actions import ActionSpec
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
+from worldmodel.folders import replaced
 from worldmodel.memory import FullConfig, WindowConfig
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ from worldmodel.serial import check_format, from_json, read_json, to_json, write
 from worldmodel.weights import PICKLES, build_with, read_tensors, write_tensors
 
 FORMAT = 1
+FILES = ("config.json", "model.safetensors", "tokenizer", "starts.safetensors")
 KEYS = ("format", "kind", "dit", "actions", "fps", "stream", "card")
 LONGEST, LARGEST = 2**16, 2**24  # frames that a window may hold; any size that the weights do not bound
 
@@ -75,16 +77,20 @@ class WorldModel:
         return self.dit.chunk * self.tokenizer.temporal
 
     def save(self, folder: Path) -> None:
-        """Write the folder; an existing file of it is replaced, each in one piece. A full disk is a UserError."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write the folder; an older world model in it is replaced as a whole, other files stay.
+
+        A full disk is a UserError and leaves what was there.
+        """
+        with replaced(folder, FILES) as beside:
+            self._write(beside)
+
+    def _write(self, folder: Path) -> None:
         write_tensors(self.dit.state_dict(), folder / "model.safetensors")
         self.tokenizer.save(folder / "tokenizer")
         if self.starts is not None:
             control = self.starts.control
             tensors = {"x": self.starts.x, "action": control.action, "has_action": control.has_action}
             write_tensors(tensors, folder / "starts.safetensors")
-        else:
-            (folder / "starts.safetensors").unlink(missing_ok=True)  # of another model
         config = {
             "format": FORMAT,
             "kind": "world model",
