@@ -1,9 +1,9 @@
 """The shipped world: ViZDoom's my_way_home, 64 x 64 pixels, 24 frames per second, on a CPU.
 
-    worldmodel collect doom --episodes 240 --out runs/data/doom
-    worldmodel train configs/doom_autoencoder.py
-    worldmodel encode runs/data/doom --tokenizer runs/doom_autoencoder --out runs/data/doom_latents
-    worldmodel train configs/doom.py
+worldmodel collect doom --episodes 240 --out runs/data/doom
+worldmodel train configs/doom_autoencoder.py
+worldmodel encode runs/data/doom --tokenizer runs/doom_autoencoder --out runs/data/doom_latents
+worldmodel train configs/doom.py
 """
 
 from pathlib import Path

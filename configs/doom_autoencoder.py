@@ -1,8 +1,8 @@
 """The shipped world's autoencoder: 64 x 64 pixels to 8 x 8 latents of 8 channels.
 
-    worldmodel collect doom --episodes 240 --out runs/data/doom
-    worldmodel encode runs/data/doom --tokenizer pixels --out runs/data/doom_pixels
-    worldmodel train configs/doom_autoencoder.py
+worldmodel collect doom --episodes 240 --out runs/data/doom
+worldmodel encode runs/data/doom --tokenizer pixels --out runs/data/doom_pixels
+worldmodel train configs/doom_autoencoder.py
 """
 
 from pathlib import Path

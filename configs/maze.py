@@ -1,8 +1,8 @@
 """A first run: the maze at 32 x 32 pixels, without an autoencoder, minutes on a CPU.
 
-    worldmodel collect maze --episodes 64 --frames 160 --size 32 --out runs/data/maze
-    worldmodel encode runs/data/maze --tokenizer pixels --out runs/data/maze_latents
-    worldmodel train configs/maze.py
+worldmodel collect maze --episodes 64 --frames 160 --size 32 --out runs/data/maze
+worldmodel encode runs/data/maze --tokenizer pixels --out runs/data/maze_latents
+worldmodel train configs/maze.py
 """
 
 from pathlib import Path
