@@ -1,8 +1,9 @@
 """The shipped world: ViZDoom's my_way_home, 64 x 64 pixels, 24 frames per second, on a CPU.
 
 worldmodel collect doom --episodes 240 --out runs/data/doom
+worldmodel encode runs/data/doom --tokenizer pixels --out runs/data/doom_pixels
 worldmodel train configs/doom_autoencoder.py
-worldmodel encode runs/data/doom --tokenizer runs/doom_autoencoder --out runs/data/doom_latents
+worldmodel encode runs/data/doom --tokenizer runs/doom_autoencoder/model --out runs/data/doom_latents
 worldmodel train configs/doom.py
 """
 
@@ -27,7 +28,7 @@ def run() -> Run:
         objective=FlowMatching(chunk_noise="teacher", context_noise=0.3, mean=0.7, drop=0.1, context=1),
         optimizer=Muon(lr=1.5e-3),
         schedule=Schedule(shape="cosine", warmup=100, floor=0.02),
-        stream=StreamConfig(memory=WindowConfig(sink=0, ring=10), sampler=Euler(steps=4), context_time=0.0),
+        stream=StreamConfig(memory=WindowConfig(sink=0, ring=10), sampler=Euler(steps=6, guidance=1.75)),
         out=Path("runs/doom"),
         steps=3000,
         ema=0.998,
