@@ -126,7 +126,7 @@ def test_other_files_are_refused(world, data: bytes) -> None:
         ({"has_action": None}, "'has_action' is missing"),
         ({"action": torch.zeros(1, 8, 5)}, "'action' is F32"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_broken_content_is_refused(world, change: dict, text: str) -> None:
     data = edited(write_replay(world, some(world)), **change)

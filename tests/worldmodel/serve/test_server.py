@@ -672,8 +672,8 @@ def test_broken_values_are_held_and_counted(painted, serving) -> None:
 
 
 def test_a_broken_model_ends_its_session_with_a_line(painted, serving) -> None:
-    painted.dit.broken = tuple(range(20, 4000))  # later than the first chunks
     with serving(painted) as (address, studio):
+        painted.dit.broken = tuple(range(8, 4000))
         line, code = last_words(address, HELLO)
         assert "chunks in a row are not finite" in line
         assert code == 4500
@@ -708,7 +708,7 @@ def test_an_exception_in_one_session_spares_the_others(painted, serving, monkeyp
         ({"x": torch.zeros(2, 8, 4, 4, 4)}, "its opening has shape"),
         ({"x": torch.full((1, 8, 4, 4, 4), torch.nan)}, "'x' holds values"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_a_broken_replay_is_one_line_and_the_stream_goes_on(standing, change: dict, text: str) -> None:
     address, studio = standing
