@@ -1,6 +1,6 @@
 """Everything once, small: collect a maze, train on it, generate, evaluate. Minutes on a laptop.
 
-    make quickstart            or: python demos/quickstart.py runs/quickstart --steps 50
+    make quickstart            or: python demos/quickstart.py runs/quickstart --steps 80
 
 Each line is a command that you can type yourself; `worldmodel COMMAND --help` explains it.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from worldmodel.cli import main
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "maze.py"
+BIN = ".venv/bin/"  # where `make` installs the command
 
 
 def commands(out: Path, steps: int) -> list[str]:
@@ -21,10 +22,11 @@ def commands(out: Path, steps: int) -> list[str]:
         f"inspect {out}/maze",
         f"encode {out}/maze --tokenizer pixels --out {out}/latents",
         f"estimate {CONFIG} --data.path {out}/latents --out {out}/run",
-        f"train {CONFIG} --data.path {out}/latents --out {out}/run --steps {steps} --save-every 25 --validate-every 25",
+        f"train {CONFIG} --data.path {out}/latents --out {out}/run --steps {steps} --schedule.warmup 5 --save-every 40 "
+        "--validate-every 40",
         f"rollout {out}/run --data {out}/latents --frames 64 --out {out}/rollout.mp4",
-        f"evaluate latency {out}/run --out {out}/latency --frames 400",
-        f"evaluate drift {out}/run --data {out}/maze --frames 48 --starts 2 --out {out}/drift",
+        f"evaluate latency {out}/run --out {out}/latency --frames 200",
+        f"evaluate drift {out}/run --data {out}/maze --frames 48 --starts 2 --clips 8 --out {out}/drift",
     ]
 
 
@@ -36,13 +38,20 @@ def run(out: Path, steps: int) -> int:
         code = main(line.split())
         if code:
             return code
-    print(f"\nAll of it took {time.perf_counter() - began:.0f} s. Drive it: worldmodel serve {out}/run --real maze")
+    print(
+        f"\nAll of it took {time.perf_counter() - began:.0f} s. After {steps} steps, about a minute of training, the "
+        f"pictures are rough; for a real one, collect more and train for an hour:\n"
+        f"  {BIN}worldmodel collect maze --episodes 64 --frames 160 --size 32 --out runs/data/maze\n"
+        f"  {BIN}worldmodel encode runs/data/maze --tokenizer pixels --out runs/data/maze_latents\n"
+        f"  {BIN}worldmodel train configs/maze.py\n"
+        f"Drive this one: {BIN}worldmodel serve {out}/run --real maze"
+    )
     return 0
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?", default=Path("runs/quickstart"))
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=80)
     arguments = parser.parse_args()
     raise SystemExit(run(arguments.out, arguments.steps))

@@ -20,6 +20,7 @@ from worldmodel.datasets.recordings import open_recordings
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
+from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import StreamConfig, WorldModel
 
 
@@ -154,6 +155,18 @@ def test_tokenizer_and_world_model(tmp_path, tokenizer):
     weights.write_bytes(weights.read_bytes()[:-1])
     assert "model.safetensors" in examine(tmp_path / "world").problems[0]
     assert "model.safetensors" in examine(weights).problems[0]
+
+
+def test_run_of_a_tokenizer(tmp_path):
+    step = tmp_path / "run" / "checkpoints" / "step_00000007"
+    step.mkdir(parents=True)
+    (step / "state.json").write_text(
+        json.dumps({"format": checkpoint.FORMAT, "step": 7, "objective": {}, "best": None, "metrics": {}})
+    )
+    AutoencoderConfig(channels=4, widths=(8, 8), blocks=(0, 0)).build().save(tmp_path / "run" / "model")
+    folder = tmp_path / "run"
+    assert examine(folder).next == f"worldmodel encode DATA --tokenizer {folder / 'model'} --out DATA_latents"
+    assert load_tokenizer(folder).channels == load_tokenizer(folder / "model").channels == 4
 
 
 def test_pipeline_of_diffusers(tmp_path):

@@ -17,7 +17,8 @@ def load_tokenizer(name: str | Path, subfolder: str | None = None) -> Tokenizer:
     The name "pixels" gives the tokenizer that leaves pixels as they are.
 
     Args:
-        name: a local folder, "pixels", or a hub name "owner/model" if there is no such folder.
+        name: a local folder, that of a run that trained one, "pixels", or a hub name "owner/model" if there is no such
+            folder.
         subfolder: where the autoencoder lies inside it ("vae" in a diffusers pipeline).
 
     Raises:
@@ -37,6 +38,8 @@ def load_tokenizer(name: str | Path, subfolder: str | None = None) -> Tokenizer:
         folder = download(str(name), subfolder)
     elif subfolder is not None:
         folder = folder / subfolder
+    if not (folder / CONFIG_FILE).exists() and (folder / "model" / CONFIG_FILE).exists():
+        folder = folder / "model"  # what a run in this folder has made
     config = read_config(folder)
     if config.get("type") == AutoencoderConfig.__name__:
         return Autoencoder.load(folder)
