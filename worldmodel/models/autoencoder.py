@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from worldmodel.errors import UserError
+from worldmodel.folders import replaced
 from worldmodel.models.tokenizer import (
     CONFIG_FILE,
     DecodeState,
@@ -26,7 +27,7 @@ from worldmodel.models.tokenizer import (
     refuse_pickles,
 )
 from worldmodel.serial import from_json, to_json, write_json
-from worldmodel.weights import load_into, read_tensors, write_tensors
+from worldmodel.weights import build_with, read_tensors, write_tensors
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -119,20 +120,19 @@ class Autoencoder(nn.Module):
         return self.decode(latents), ()
 
     def save(self, folder: Path) -> None:
-        """Write `config.json` and `model.safetensors` to a folder (made if needed)."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(to_json(self.config), folder / CONFIG_FILE)
-        write_tensors(self.state_dict(), folder / WEIGHTS_FILE)
+        """Write `config.json` and `model.safetensors` to a folder (made if needed); older ones go as a whole."""
+        with replaced(folder, (CONFIG_FILE, WEIGHTS_FILE)) as beside:
+            write_json(to_json(self.config), beside / CONFIG_FILE)
+            write_tensors(self.state_dict(), beside / WEIGHTS_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read what `save` wrote; `UserError` that names the file if anything is missing or does not fit."""
-        model = cls(from_json(read_config(folder), AutoencoderConfig, str(folder / CONFIG_FILE)))
+        config: AutoencoderConfig = from_json(read_config(folder), AutoencoderConfig, str(folder / CONFIG_FILE))
         weights = folder / WEIGHTS_FILE
         if not weights.is_file():
             refuse_pickles(folder)
-        load_into(model, read_tensors(weights), str(weights))
-        return model
+        return build_with(lambda: cls(config), read_tensors(weights), str(weights))
 
     @torch.no_grad()
     def set_latent_statistics(self, mean: Tensor, std: Tensor) -> None:
