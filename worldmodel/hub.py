@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+import httpx
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.utils import HFValidationError
-from requests import RequestException
 
 from worldmodel.errors import UserError
 
@@ -24,7 +24,7 @@ def push(folder: Path, name: str, private: bool = True) -> str:
         LocalTokenNotFoundError,
         OfflineModeIsEnabled,
         HFValidationError,
-        RequestException,
+        httpx.HTTPError,
     ) as error:
         raise UserError(f"{name}: could not be uploaded ({error})") from error
     return str(address)
