@@ -690,7 +690,7 @@ def test_an_exception_in_one_session_spares_the_others(painted, serving, monkeyp
         return right(x, t, prepared)
 
     monkeypatch.setattr(painted.dit, "velocity", wrong, raising=False)
-    with serving(painted) as (address, studio), Client(address, fast()) as good, Client(address, fast()) as bad:
+    with serving(painted) as (address, studio), Client(address, fast()) as good, Client(address, fast(window=0)) as bad:
         next(good.frames())
         bad.hold(turn=80.0)
         with pytest.raises(ConnectionError, match="the stream failed: out of memory"):
