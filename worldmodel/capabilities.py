@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 SIM = "`bash setup/install.sh all` in a checkout"
@@ -280,6 +281,26 @@ def _ray() -> Check:
     return _by_probe("ray", ("ray",), "import ray; print(ray.__version__)", advice, "reinstall ray")
 
 
+def _proc() -> Check:
+    """Processes as files: what the tests of killed workers look at."""
+    if Path("/proc/self/stat").is_file():
+        return Check("proc", "ok", "/proc lists processes")
+    return Check("proc", "missing", "no /proc on this system", "none: Linux has it")
+
+
+def _mount() -> Check:
+    """A small file system of its own: what the tests of a full disk fill."""
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("mount") is None:
+        return Check("mount", "missing", "mounting a small file system needs root on Linux", "run the tests as root")
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return Check("mount", "missing", done.stderr.strip() or "mount failed", "run the tests where it is allowed")
+        subprocess.run(["umount", folder], check=True)
+    return Check("mount", "ok", "tmpfs can be mounted")
+
+
 CAPABILITIES: dict[str, Callable[[], Check]] = {
     "h264": once(_h264),
     "av1": once(_av1),
@@ -294,6 +315,8 @@ CAPABILITIES: dict[str, Callable[[], Check]] = {
     "metaworld": once(_metaworld),  # asks for egl
     "cuda": once(_cuda),
     "xformers": once(_xformers),  # asks for cuda
+    "proc": once(_proc),
+    "mount": once(_mount),
 }
 
 

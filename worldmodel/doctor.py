@@ -36,6 +36,7 @@ BASE = (
     "einops",
     "safetensors",
     "huggingface-hub",
+    "httpx",
     "tyro",
     "rich",
     "matplotlib",

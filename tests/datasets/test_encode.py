@@ -272,7 +272,7 @@ def alive_workers(parent: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.needs("proc")
 def test_kill_9_of_several_processes_and_resume(tmp_path, videos, tokenizer):
     for index in range(12):
         videos.make(tmp_path / "clips" / f"{index:02}.mp4", count=60)

@@ -200,7 +200,7 @@ def test_what_it_does_not_offer_is_one_clear_line(name, options, message):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(capabilities, "installed", lambda package: False)
-    with pytest.raises(UserError, match="metaworld is not installed: pip install"):
+    with pytest.raises(UserError, match=r"metaworld is not installed: `bash setup/install\.sh all`"):
         metaworld.open_world("push", WorldOptions())
 
 

@@ -144,5 +144,5 @@ def test_what_it_does_not_offer_is_one_clear_line(name, options, message):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(capabilities, "installed", lambda package: False)
-    with pytest.raises(UserError, match="gym-pusht is not installed: pip install"):
+    with pytest.raises(UserError, match=r"gym-pusht is not installed: `bash setup/install\.sh all`"):
         open_world("pusht")
