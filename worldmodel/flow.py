@@ -50,7 +50,8 @@ def times(steps: int, amount: float = 1.0) -> tuple[float, ...]:
     """The sampler's schedule: steps + 1 flow times from 1 down to 0, shifted by `amount`."""
     if steps < 1:
         raise ValueError(f"a schedule needs at least one step, not {steps}")
-    return tuple(shift(torch.linspace(1, 0, steps + 1, dtype=torch.float64), amount).clamp(max=1).tolist())
+    inner = shift(torch.linspace(1, 0, steps + 1, dtype=torch.float64)[1:-1], amount).tolist()
+    return (1.0, *inner, 0.0)
 
 
 def embed_time(t: Tensor, width: int, scale: float = 1000.0) -> Tensor:
