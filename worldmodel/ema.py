@@ -52,7 +52,9 @@ class Ema:
         for name, own in self.average.items():
             stored = state[name].to(own.device)
             own.copy_(
-                distribute_tensor(stored, own.device_mesh, own.placements) if isinstance(own, DTensor) else stored
+                distribute_tensor(stored, own.device_mesh, own.placements, src_data_rank=None)
+                if isinstance(own, DTensor)
+                else stored
             )
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from worldmodel.errors import UserError
 
@@ -50,10 +51,15 @@ class MuonOptimizer(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(p)
                 momentum = state["momentum"]
                 momentum.lerp_(p.grad, 1 - group["momentum"])
-                update = p.grad.lerp(momentum, group["momentum"]).unflatten(0, (group["parts"], -1))
-                scale = 0.2 * math.sqrt(max(update.shape[-2:]))
+                update = p.grad.lerp(momentum, group["momentum"])
+                whole = update.full_tensor() if isinstance(update, DTensor) else update  # sharded by FSDP2
+                whole = whole.unflatten(0, (group["parts"], -1))
+                scale = 0.2 * math.sqrt(max(whole.shape[-2:]))
+                made = orthogonalise(whole).flatten(0, 1)
+                if isinstance(update, DTensor):  # every rank has the whole: it keeps its own part
+                    made = distribute_tensor(made, update.device_mesh, update.placements, src_data_rank=None)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(orthogonalise(update).flatten(0, 1), alpha=-group["lr"] * scale)
+                p.add_(made, alpha=-group["lr"] * scale)
 
 
 def _check(cfg: "AdamW | Muon") -> None:

@@ -8,7 +8,9 @@ import shutil
 
 import pytest
 import torch
-from tiny import small_clip, small_dit
+from tiny import FROM_CLEAN, close, free_port, small_clip, small_dit
+from torch import distributed
+from torch.distributed.fsdp import fully_shard
 
 from worldmodel import checkpoint
 from worldmodel.checkpoint import Role
@@ -31,15 +33,70 @@ def role(kind=AdamW, seed=0, steps=3, ema=True, frozen=()):
     return made
 
 
-def advance(made, steps, seed=0):
+def advance(made, steps, seed=0, rows=None):
     objective = FlowMatching().build(made.model, made.model.cfg, seed)
     for step in range(steps):
-        objective.loss(small_clip(made.model, seed=step)).backward()
+        clip = small_clip(made.model, rows=4, seed=step)
+        objective.loss(clip if rows is None else clip.select(rows)).backward()
         for optimizer in made.optimizers:
             optimizer.step()
             optimizer.zero_grad()
         if made.ema:
             made.ema.update()
+
+
+def half_of_a_sharded_run(rank, port, out, kind):
+    """One of two processes: three steps, a checkpoint, two more steps; and two steps from the checkpoint."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    distributed.init_process_group("gloo")
+
+    def sharded():
+        model = small_dit()
+        for part in (*model.blocks, model):
+            fully_shard(part)
+        return Role(model, kind(lr=1e-2).build(model), Ema(model, 0.5))
+
+    made, fresh = sharded(), sharded()
+    mine = torch.arange(2) + 2 * rank
+    advance(made, 3, rows=mine)
+    files = checkpoint.tensors_of({"model": made})
+    if rank == 0:
+        checkpoint.save(out, 3, files, STATE, ())
+    distributed.barrier()
+    checkpoint.restore(checkpoint.steps(out)[0], {"model": fresh})
+    for step, one in ((4, made), (5, fresh)):
+        advance(one, 2, seed=1, rows=mine)
+        files = checkpoint.tensors_of({"model": one})
+        if rank == 0:
+            checkpoint.save(out, step, files, STATE, (3, 4))
+
+
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_sharded_by_fsdp2(kind, tmp_path):
+    """Two processes with a shard of every tensor each: the files are those of a run that is not sharded."""
+    processes, port = [], free_port()
+    for rank in range(2):
+        processes.append(FROM_CLEAN.Process(target=half_of_a_sharded_run, args=(rank, port, tmp_path, kind)))
+        processes[-1].start()
+    whole = role(kind, steps=0)
+    advance(whole, 3, rows=torch.arange(4))
+    whole_files = checkpoint.tensors_of({"model": whole})
+    for process in processes:
+        process.join()
+    assert [p.exitcode for p in processes] == [0, 0]
+    saved, went_on, resumed = checkpoint.steps(tmp_path)
+    for name, tensors in whole_files.items():
+        stored = read_tensors(saved / f"{name}.safetensors")
+        assert stored.keys() == tensors.keys()
+        for key, tensor in tensors.items():
+            close(stored[key], tensor, 2e-5)
+        a, b = (read_tensors(folder / f"{name}.safetensors") for folder in (went_on, resumed))
+        assert all(torch.equal(a[key], b[key]) for key in a)
+    alone = role(kind, steps=0)
+    checkpoint.restore(saved, {"model": alone})  # and one process can go on with it
+    advance(alone, 2, seed=1, rows=torch.arange(4))
+    for key, tensor in checkpoint.tensors_of({"model": alone})["model"].items():
+        close(read_tensors(went_on / "model.safetensors")[key], tensor, 2e-5)
 
 
 def save(out, made, step, keep=()):

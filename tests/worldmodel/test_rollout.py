@@ -164,6 +164,18 @@ def test_step_is_the_loop(model, clip):
     assert torch.equal(torch.cat(out, 1), whole)
 
 
+@torch.no_grad()
+def test_chunks_are_remembered_at_the_context_time(model, clip):
+    """Generated chunks like those of the context: clean latents, marked with the flow time that was asked for."""
+    first = begin(model, FullConfig(), clip)
+    for time in (0.0, 0.1):
+        chunk, state = step(model, Euler(steps=1), clip.control.frames(4, 6), first, time)
+        (_, after), *_ = rollout(model, replay(clip.control.frames(4, 6), 2), Euler(steps=1), first, time)
+        expected = model.remember(chunk, first, time).tensors()
+        for made in (state, after):
+            assert all(torch.equal(made.memory.tensors()[name], tensor) for name, tensor in expected.items())
+
+
 def played(controller):
     return list(iter(lambda: controller(None), None))
 

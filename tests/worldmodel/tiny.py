@@ -192,12 +192,16 @@ def record(run: Run, to: Path) -> None:
         (to / "error.txt").write_text(str(error))
 
 
-def in_processes(run: Run, to: Path, count: int = 1) -> list[Any]:
-    """Processes that `record` a run together, started and not awaited; they are forked from a clean one."""
+def free_port() -> int:
+    """A port that nobody listens to."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    made = []
+        return free.getsockname()[1]
+
+
+def in_processes(run: Run, to: Path, count: int = 1) -> list[Any]:
+    """Processes that `record` a run together, started and not awaited; they are forked from a clean one."""
+    made, port = [], free_port()
     for rank in range(count):
         world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = {name: str(value) for name, value in world.items()} if count > 1 else {}
