@@ -10,7 +10,7 @@ from worldmodel.evaluate.drift import evaluate_drift
 from worldmodel.evaluate.frechet import Gaussian, frechet_distance
 from worldmodel.evaluate.horizon import closeness, repeat_last
 from worldmodel.evaluate.long_rollouts import Long, drift_of, temporal_metrics, two_sides
-from worldmodel.evaluate.windows import real_floor, window_distance, window_starts
+from worldmodel.evaluate.windows import Floor, real_floor, window_distance, window_starts
 
 SMALL = {
     "clips": 6, "horizon": 16, "rollouts": 3, "frames": 40, "window": 12, "windows": 3, "context": 2,
@@ -131,6 +131,16 @@ def test_window_distance_subtracts_the_floor_and_jackknifes():
     assert len(floor.without) == 5
     nothing = torch.randn(500, 4, generator=rng, dtype=torch.float64)
     assert floor.value == pytest.approx(frechet_distance(nothing, real[1].flatten(0, 1)), abs=0.2)
+
+
+def test_jackknife_of_a_mean_is_its_standard_error(monkeypatch):
+    """For the mean of one value per rollout the jackknife error is s / sqrt(B) exactly (Efron, 1982)."""
+    monkeypatch.setattr("worldmodel.evaluate.windows._distance", lambda features, reference: features.mean())
+    values = torch.tensor([1.0, 4, 2, 7, 3], dtype=torch.float64)[:, None, None]
+    found = window_distance(Gaussian.fit(torch.rand(3, 1)), values, Floor(0.5, (0.5,) * 5))
+    error = float(values.std()) / 5**0.5
+    assert found.value == pytest.approx(3.4 - 0.5)
+    assert found.interval == pytest.approx((2.9 - 1.96 * error, 2.9 + 1.96 * error))
 
 
 class Colours:
