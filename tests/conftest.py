@@ -15,10 +15,16 @@ from worldmodel import capabilities
 
 os.environ.update(capabilities.headless())
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# The same examples everywhere, so that a red test is the change's own doing. New ones: --hypothesis-profile search.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=500)
+hypothesis.settings.load_profile("same")
 
 
 def needed(item: pytest.Item) -> list[str]:

@@ -1,5 +1,5 @@
 """Attention of a chunk over what is remembered and itself."""
 
-from .reference import attend
+from .reference import Seen, Span, attend
 
-__all__ = ["attend"]
+__all__ = ["Seen", "Span", "attend"]

@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from worldmodel import flow
 from worldmodel.chunk import ActionControl, Chunk
 from worldmodel.errors import UserError
+from worldmodel.kernels.attention import Seen, Span
+from worldmodel.kernels.modulate import modulate
 from worldmodel.kernels.rope import Pairing
 from worldmodel.memory import Context, Geometry, Memory
 from worldmodel.state import State
@@ -96,7 +98,7 @@ class Prepared:
     modulation: Tensor | None  # [B, F, 6, D], the action's own residual
     rope: tuple[Tensor, Tensor]  # [B, 1, F * n, D / 2h] each
     past: Context | None
-    mask: Tensor | None  # [B or 1, 1, F * n, N + F * n] bool
+    seen: Seen  # which of [past, frames] every token looks at
     text: tuple[tuple[Tensor, Tensor], ...] | None  # per layer
     last: Tensor | None = None  # [B, C, H, W] the frame before the first
 
@@ -210,18 +212,13 @@ class DiT(nn.Module):
         length, made = control.length, x_t.shape[1]
         order = torch.arange(length, device=x_t.device)
         frames = order.expand(x_t.shape[0], -1)
-        chunk = self._chunk_of(length, x_t.device)
         if history is None:
-            mask = chunk[:, None] >= chunk[None]
-            return self._run(x_t, t, self._prepare(control, frames, None, mask[None, None]))[0]
-        past, n = history[0].shape[1], self.cfg.geometry.tokens
-        then, now = chunk[: past * n], chunk[(length - made) * n :]
-        nothing = torch.zeros(len(then), len(now), dtype=torch.bool, device=x_t.device)
-        seen_then = torch.cat((then[:, None] >= then[None], nothing), 1)
-        seen_now = torch.cat((now[:, None] > then[None], now[:, None] == now[None]), 1)
+            return self._run(x_t, t, self._prepare(control, frames, None, self._causal(length)))[0]
+        past = history[0].shape[1]
+        seen = self._causal(past) + self._after(past, length - made, made)
         both = torch.cat((order[:past], order[length - made :]))
         twice = ActionControl(control.action[:, both], control.has_action[:, both], control.text)
-        prepared = self._prepare(twice, frames[:, both], None, torch.cat((seen_then, seen_now))[None, None])
+        prepared = self._prepare(twice, frames[:, both], None, seen)
         before = self._anchors(history[0], None), self._anchors(history[0], None, after=True)[:, length - made : length]
         x = torch.cat((history[0], x_t), 1)
         v = self._run(x, torch.cat((history[1], t), 1), prepared, anchors=torch.cat(before, 1))[0]
@@ -229,16 +226,33 @@ class DiT(nn.Module):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _chunk_of(self, frames: int, device: torch.device) -> Tensor:
+    def _chunks(self, frames: int) -> range:
+        """The first token of every chunk of `frames` frames."""
         if frames % self.cfg.chunk:
             raise ValueError(f"{frames} frames are no multiple of the chunk of {self.cfg.chunk}")
-        return torch.arange(frames, device=device).repeat_interleave(self.cfg.geometry.tokens) // self.cfg.chunk
+        n = self.cfg.geometry.tokens
+        return range(0, frames * n, self.cfg.chunk * n)
+
+    def _causal(self, frames: int) -> tuple[Span, ...]:
+        """Every chunk sees itself and those before it."""
+        starts = self._chunks(frames)
+        return tuple(Span((start, start + starts.step), ((0, start + starts.step),)) for start in starts)
+
+    def _after(self, past: int, first: int, made: int) -> tuple[Span, ...]:
+        """Chunks of `made` frames behind a history of `past`, from its frame `first` on: each sees what was before."""
+        starts, n = self._chunks(made), self.cfg.geometry.tokens
+        spans = []
+        for start in starts:
+            own = (past * n + start, past * n + start + starts.step)
+            before = min(first * n + start, past * n)
+            spans.append(Span(own, ((0, before), own) if before else (own,)))
+        return tuple(spans)
 
     def _block_causal(self, frames: int, device: torch.device) -> Tensor:
-        chunk = self._chunk_of(frames, device)
+        chunk = torch.arange(frames * self.cfg.geometry.tokens, device=device) // self._chunks(frames).step
         return chunk[:, None] >= chunk[None]
 
-    def _prepare(self, control: ActionControl, frames: Tensor, past: Context | None, mask: Tensor) -> Prepared:
+    def _prepare(self, control: ActionControl, frames: Tensor, past: Context | None, seen: Seen) -> Prepared:
         action = modulation = text = None
         if self.cfg.actions:
             has_action = control.has_action[..., None]
@@ -252,7 +266,7 @@ class DiT(nn.Module):
             features = self.text(words)
             blocks: Any = self.blocks
             text = tuple(block.cross.keys_values(features) for block in blocks)
-        return Prepared(action, modulation, self.rope.table(frames), past, mask, text)
+        return Prepared(action, modulation, self.rope.table(frames), past, seen, text)
 
     def _anchors(self, x: Tensor, last: Tensor | None, after: bool = False) -> Tensor:
         """For every frame of x [B, F, ...], the last frame before its chunk; `after` adds those of one chunk more."""
@@ -279,7 +293,7 @@ class DiT(nn.Module):
         for i, block in enumerate(self.blocks):
             past = None if prepared.past is None else (prepared.past.keys[i], prepared.past.values[i])
             text = None if prepared.text is None else prepared.text[i]
-            args = (h, e, shared, prepared.rope, past, prepared.mask, text)
+            args = (h, e, shared, prepared.rope, past, prepared.seen, text)
             if self.checkpointing and torch.is_grad_enabled():
                 made: Any = checkpoint(block, *args, use_reentrant=False)
                 h, k, v = made
@@ -290,8 +304,7 @@ class DiT(nn.Module):
                 values.append(v)
 
         shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
-        h = F.layer_norm(h.float(), h.shape[-1:], eps=self.cfg.eps) * (1 + scale[:, :, None]) + shift[:, :, None]
-        out = self.patch_out(h.to(x.dtype))
+        out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
         rows, columns = self.cfg.grid
         out = rearrange(out, "b f (i j) (c p q) -> b f c (i p) (j q)", i=rows, j=columns, p=p, q=p)
         return out, keys, values

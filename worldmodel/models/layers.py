@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from worldmodel.kernels.attention import attend
+from worldmodel.kernels.attention import Seen, attend
 from worldmodel.kernels.modulate import gated_residual, modulate
 from worldmodel.kernels.rope import Pairing, rotate
 
@@ -114,7 +114,7 @@ class Block(nn.Module):
         shared: Tensor,
         rope: tuple[Tensor, Tensor],
         past: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
+        seen: Seen,
         text: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens x [B, F, n, D] -> the next x, and this layer's keys (unrotated) and values [B, h, F * n, D / h]."""
@@ -122,7 +122,7 @@ class Block(nn.Module):
         y = modulate(x, shift1, scale1, self.cfg.eps).flatten(1, 2)
         q, k, v = self.qkv(y).unflatten(-1, (3, self.cfg.heads, -1)).unbind(2)
         q, k, v = self.norm_q(q).transpose(1, 2), self.norm_k(k).transpose(1, 2), v.transpose(1, 2)
-        y = attend(rotate(q, rope, self.cfg.pairing), rotate(k, rope, self.cfg.pairing), v, past, mask)
+        y = attend(rotate(q, rope, self.cfg.pairing), rotate(k, rope, self.cfg.pairing), v, past, seen)
         x = gated_residual(x, self.out(y.transpose(1, 2).flatten(2)).view_as(x), gate1)
         if self.cross is not None:
             if text is None:
