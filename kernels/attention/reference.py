@@ -21,16 +21,25 @@ Seen = Tensor | tuple[Span, ...] | None
 def attend(q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor] | None, seen: Seen) -> Tensor:
     """Softmax attention of the current queries over [past, current].
 
-    q, k, v: [B, heads, Q, D] of the current tokens. past: keys and values [B, heads, N, D] or None. seen: bool,
+    q, k, v: [B, heads, Q, D] of the current tokens. past: keys and values [P, heads, N, D] or None; B is a multiple of
+    P, and row b reads past row b mod P. seen: bool,
     broadcastable to [B, heads, Q, N + Q], True where a query may look; or spans that cover the queries in order, which
     never touch what is not seen (a dense mask costs a CPU two to three times as much for the chunks of a clip); None
     lets every query look everywhere. Returns [B, heads, Q, D].
     """
     if past is not None:
-        k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+        k, v = _behind(past[0], k), _behind(past[1], v)
     if not isinstance(seen, tuple):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     return torch.cat([_attend_span(q, k, v, span) for span in seen], 2)
+
+
+def _behind(past: Tensor, x: Tensor) -> Tensor:
+    """[past, x] along the tokens, the past repeated for every group of rows that shares it."""
+    if past.shape[0] == x.shape[0]:
+        return torch.cat((past, x), 2)
+    groups = x.unflatten(0, (-1, past.shape[0]))
+    return torch.cat((past.expand(groups.shape[0], *past.shape), groups), 3).flatten(0, 1)
 
 
 def _attend_span(q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:

@@ -41,11 +41,13 @@ def test_select_and_frames():
     assert clip(text=False).select(rows).control.text is None
 
 
-def test_unconditional_drops_actions_only():
+def test_drop_takes_the_actions_of_its_rows_and_nothing_else():
     control = clip().control
-    dropped = control.unconditional()
-    assert not dropped.has_action.any() and torch.equal(dropped.action, control.action)
-    assert dropped.text is control.text and control.has_action.any()
+    rows = torch.arange(control.batch) == 1
+    dropped = control.drop(rows)
+    assert not dropped.has_action[1].any() and torch.equal(dropped.has_action[~rows], control.has_action[~rows])
+    assert torch.equal(dropped.action, control.action) and dropped.text is control.text
+    assert control.has_action[~rows].any() and control.has_action[1].any()
 
 
 def test_to_and_whole():

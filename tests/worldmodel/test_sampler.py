@@ -78,12 +78,12 @@ def test_order_of_convergence(kind, order, shift):
     ("sampler", "calls"),
     [
         (Euler(steps=5), 5),
-        (Euler(steps=5, guidance=2.0), 10),
+        (Euler(steps=5, guidance=2.0), 5),
         (Euler(steps=1), 1),
         (Heun(steps=5), 9),
-        (Heun(steps=5, guidance=0.5), 18),
+        (Heun(steps=5, guidance=0.5), 9),
         (FewStep(levels=(1.0, 0.6)), 2),
-        (FewStep(levels=(1.0, 0.6), guidance=3.0), 4),
+        (FewStep(levels=(1.0, 0.6), guidance=3.0), 2),
     ],
 )
 def test_number_of_model_calls(sampler, calls):

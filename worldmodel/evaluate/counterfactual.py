@@ -47,7 +47,7 @@ def altered(control: ActionControl, arm: str) -> ActionControl:
         case "reversed":
             return reversed_actions(control)
         case "null":
-            return control.unconditional()
+            return control.drop(torch.ones_like(control.has_action[:, 0]))
         case _:
             raise ValueError(f"no counterfactual arm '{arm}'")
 

@@ -80,17 +80,17 @@ class Stream:
 
 
 class Counting:
-    """A model that counts its velocity calls and remembers how many frames each one had."""
+    """A model that counts its velocity calls and remembers how many rows and frames each one had."""
 
     def __init__(self, model: DiT) -> None:
-        self.model, self.calls = model, list[int]()
+        self.model, self.calls = model, list[tuple[int, int]]()
         self.chunk, self.frame_shape = model.chunk, model.frame_shape
 
     def prepare(self, control: ActionControl, state: State) -> Any:
         return self.model.prepare(control, state)
 
     def velocity(self, x_t: Tensor, t: Tensor, prepared: Any) -> Tensor:
-        self.calls.append(x_t.shape[1])
+        self.calls.append((x_t.shape[0], x_t.shape[1]))
         return self.model.velocity(x_t, t, prepared)
 
     def remember(self, chunk: Chunk, state: State, time: float = 0.0) -> Any:
@@ -101,8 +101,9 @@ class Counting:
 class Recompute:
     """A chunk made without a memory: every model call forwards the whole context again.
 
-    calls: model calls per chunk, the same as with the memory. once: one such forward; its result is the velocity
-    [1, F, C, H, W] of the frames in flight. difference: how far that is from the velocity with the memory (relative).
+    calls: model calls per chunk, the same as with the memory. once: one such forward, with as many rows R as the
+    sampler's calls have (two with guidance); its result is the velocity [R, F, C, H, W] of the frames in flight.
+    difference: how far that is from the velocity with the memory (relative).
     """
 
     calls: int
@@ -125,16 +126,16 @@ def cached_and_recompute(world: WorldModel, chunks: int, seed: int) -> tuple[Str
     counting, lookahead = Counting(model), size * (1 + world.stream.sampler.lookahead)
     control = controls(world, row, stream.state.frame, lookahead)
     world.stream.sampler(counting, control, stream.state)  # once, to see what it calls
-    ahead = max(counting.calls)
+    rows, ahead = max(counting.calls)
     control = control.frames(0, ahead)
     x_t = noise.normal(row, stream.state.frame[:, None] + torch.arange(ahead, device=device), 0, model.frame_shape)
     t = torch.full((1, ahead), 0.7, device=device)
-    everything = torch.cat((past, x_t), 1)
-    times = torch.cat((torch.full(past.shape[:2], world.stream.context_time, device=device), t), 1)
+    everything = torch.cat((past, x_t), 1).repeat(rows, 1, 1, 1, 1)
+    times = torch.cat((torch.full(past.shape[:2], world.stream.context_time, device=device), t), 1).repeat(rows, 1)
     both = ActionControl(
         torch.cat((past_control.action, control.action), 1),
         torch.cat((past_control.has_action, control.has_action), 1),
-    )
+    ).select(torch.zeros(rows, dtype=torch.int64, device=device))
 
     def once() -> Tensor:
         return model.clip(everything, times, both)[:, -ahead:]

@@ -173,15 +173,20 @@ class DiT(nn.Module):
     def prepare(self, control: ActionControl, state: State) -> Prepared:
         """Everything about (control, state) that does not change between sampler steps.
 
-        The control covers F frames, a multiple of the chunk; several chunks see each other block-causally.
+        The control covers F frames, a multiple of the chunk; several chunks see each other block-causally. Its rows
+        are those of the state, or a multiple n B of them (row i continues state row i mod B): all n read one memory.
         """
-        frames = state.frame[:, None] + torch.arange(control.length, device=state.frame.device)
+        if control.batch % state.batch:
+            raise ValueError(f"a control of {control.batch} rows for a state of {state.batch}")
+        copies = control.batch // state.batch
+        frames = state.frame.repeat(copies)[:, None] + torch.arange(control.length, device=state.frame.device)
         past = state.memory.context(state.frame, self.rope)
         inside = self._block_causal(control.length, past.valid.device)
         n = self.cfg.geometry.tokens
-        seen = past.valid[:, None, None, :].expand(-1, 1, control.length * n, -1)
+        seen = past.valid.repeat(copies, 1)[:, None, None, :].expand(-1, 1, control.length * n, -1)
         here = inside[None, None].expand(control.batch, 1, -1, -1)
-        return replace(self._prepare(control, frames, past, torch.cat((seen, here), -1)), last=state.last)
+        last = None if state.last is None else state.last.repeat(copies, *(1,) * (state.last.ndim - 1))
+        return replace(self._prepare(control, frames, past, torch.cat((seen, here), -1)), last=last)
 
     def velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
         """Velocity [B, F, C, H, W] of noisy frames x_t [B, F, C, H, W] at flow times t [B, F]. Writes nothing."""

@@ -9,7 +9,7 @@ many, before and after a resume.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -89,8 +89,7 @@ class FlowMatchingObjective:
         x_t = flow.interpolate(x, eps, t)
         control = clip.control
         if cfg.drop:
-            kept = noise.uniform(seed, frames[:, :1], DROP) >= cfg.drop
-            control = replace(control, has_action=control.has_action & kept)
+            control = control.drop(noise.uniform(seed, frames[:, :1], DROP)[:, 0] < cfg.drop)
         first = cfg.context * self.chunk
         if cfg.chunk_noise == "teacher":  # no chunk sees the last one's history, and context chunks are not made
             history = self._history(x[:, : -self.chunk], seed, frames[:, : -self.chunk])
