@@ -5,6 +5,7 @@ and not finished. All noise is keyed by (row seed, absolute frame, draw), so tha
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from .errors import UserError
 from .state import Pending, State
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
+Draw = Callable[[int], Tensor]
 
 
 class Streamable(Protocol):
@@ -98,8 +100,27 @@ class _PresentChunk:
         return 0
 
 
+class Solver(_PresentChunk, ABC):
+    """A sampler that integrates one chunk's velocity field, so that training can look into its calls."""
+
+    guidance: float
+
+    @property
+    @abstractmethod
+    def calls(self) -> int:
+        """How often one chunk evaluates its velocity field."""
+
+    @abstractmethod
+    def integrate(self, velocity: Velocity, draw: Draw) -> Tensor:
+        """The chunk [B, K, ...] that the field leads to. draw: keyed noise of that shape, by number of the draw."""
+
+    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
+        velocity = guided(model, control, state, self.guidance)
+        return self.integrate(velocity, lambda step: draw(model, state, model.chunk, step)), None
+
+
 @dataclass(frozen=True, kw_only=True)
-class Euler(_PresentChunk):
+class Euler(Solver):
     """Euler steps along a shifted schedule. steps: model calls per chunk; shift: see flow.shift; guidance: 1 is off."""
 
     steps: int = 4
@@ -109,16 +130,19 @@ class Euler(_PresentChunk):
     def __post_init__(self) -> None:
         _check(self, self.steps)
 
-    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
-        velocity = guided(model, control, state, self.guidance)
-        x, times = draw(model, state, model.chunk, 0), flow.times(self.steps, self.shift)
-        for t, s in itertools.pairwise(times):
+    @property
+    def calls(self) -> int:
+        return self.steps
+
+    def integrate(self, velocity: Velocity, draw: Draw) -> Tensor:
+        x = draw(0)
+        for t, s in itertools.pairwise(flow.times(self.steps, self.shift)):
             x = flow.euler(x, velocity(x, _at(x, t)), _at(x, t), _at(x, s))
-        return x, None
+        return x
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heun(_PresentChunk):
+class Heun(Solver):
     """Heun's second-order steps: two model calls each, the last step is plain Euler into t = 0."""
 
     steps: int = 4
@@ -128,21 +152,24 @@ class Heun(_PresentChunk):
     def __post_init__(self) -> None:
         _check(self, self.steps)
 
-    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
-        velocity = guided(model, control, state, self.guidance)
-        x, times = draw(model, state, model.chunk, 0), flow.times(self.steps, self.shift)
-        for t, s in itertools.pairwise(times):
+    @property
+    def calls(self) -> int:
+        return 2 * self.steps - 1
+
+    def integrate(self, velocity: Velocity, draw: Draw) -> Tensor:
+        x = draw(0)
+        for t, s in itertools.pairwise(flow.times(self.steps, self.shift)):
             v = velocity(x, _at(x, t))
             ahead = flow.euler(x, v, _at(x, t), _at(x, s))
             if s > 0:
                 v = (v + velocity(ahead, _at(x, s))) / 2
                 ahead = flow.euler(x, v, _at(x, t), _at(x, s))
             x = ahead
-        return x, None
+        return x
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewStep(_PresentChunk):
+class FewStep(Solver):
     """Jump to the predicted data, add fresh noise at the next level, repeat (consistency-style few-step sampling)."""
 
     levels: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25)
@@ -155,14 +182,17 @@ class FewStep(_PresentChunk):
             raise UserError(f"FewStep: levels must fall from 1.0 and stay above 0, not {self.levels}")
         _check(self, len(self.levels))
 
-    def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
-        velocity = guided(model, control, state, self.guidance)
-        x = draw(model, state, model.chunk, 0)
+    @property
+    def calls(self) -> int:
+        return len(self.levels)
+
+    def integrate(self, velocity: Velocity, draw: Draw) -> Tensor:
+        x = draw(0)
         for i, level in enumerate(self.levels):
             t = flow.shift(_at(x, level), self.shift)
-            x_t = x if i == 0 else flow.interpolate(x, draw(model, state, model.chunk, i), t)
+            x_t = x if i == 0 else flow.interpolate(x, draw(i), t)
             x = flow.clean(x_t, velocity(x_t, t), t)
-        return x, None
+        return x
 
 
 @dataclass(frozen=True, kw_only=True)
