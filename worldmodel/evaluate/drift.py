@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from worldmodel.encoders.frames import Lite0Encoder, open_encoder
 from worldmodel.errors import UserError
 from worldmodel.evaluate.continuation import whole_chunks
 from worldmodel.evaluate.drift_page import figures, films, notes, sheet
-from worldmodel.evaluate.encoders import Lite0Encoder, open_encoder
 from worldmodel.evaluate.horizon import closeness, continue_short, horizon_metrics, mean_metric, perceptual_metrics
 from worldmodel.evaluate.long_rollouts import drift_metrics, drift_of, roll_long, temporal_metrics
 from worldmodel.evaluate.progress import stage

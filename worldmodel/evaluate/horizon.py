@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worldmodel.encoders.frames import MapEncoder
 from worldmodel.evaluate.continuation import beginning, context_frames, continuations, following, whole_chunks
-from worldmodel.evaluate.encoders import MapEncoder, perceptual_distance
 from worldmodel.evaluate.metrics import psnr, ssim, to_unit
+from worldmodel.evaluate.perceptual import perceptual_distance
 from worldmodel.evaluate.recordings import Pixels, Recordings, encode, excerpts
 from worldmodel.evaluate.report import Metric
 from worldmodel.evaluate.statistics import mean_interval

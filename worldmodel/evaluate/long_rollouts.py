@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from worldmodel.encoders.frames import Encoder, features_of
 from worldmodel.errors import UserError
 from worldmodel.evaluate.continuation import beginning, context_frames, continuations, following, whole_chunks
-from worldmodel.evaluate.encoders import Encoder, features_of
 from worldmodel.evaluate.frechet import Gaussian
 from worldmodel.evaluate.recordings import Pixels, Recordings, Subset, cut, excerpts, onward_actions
 from worldmodel.evaluate.report import Metric

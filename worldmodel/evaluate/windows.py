@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worldmodel.evaluate.encoders import Encoder, features_of
+from worldmodel.encoders.frames import Encoder, features_of
 from worldmodel.evaluate.frechet import Gaussian, frechet
 from worldmodel.evaluate.statistics import Interval
 

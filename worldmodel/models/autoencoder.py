@@ -98,6 +98,10 @@ class Autoencoder(nn.Module):
         """Frames [N, 3, H, W] in [-1, 1] -> latents [N, C, h, w] before normalisation."""
         return self.encoder(frames.contiguous(memory_format=torch.channels_last))
 
+    def encode_hidden(self, frames: Tensor) -> Tensor:
+        """Frames [N, 3, H, W] in [-1, 1] -> what the last convolution turns into latents, [N, widths[-1], h, w]."""
+        return self.encoder[:-1](frames.contiguous(memory_format=torch.channels_last))
+
     def decode_raw(self, raw: Tensor) -> Tensor:
         """Latents [N, C, h, w] before normalisation -> frames [N, 3, H, W], not clipped."""
         return self.decoder(raw.contiguous(memory_format=torch.channels_last))

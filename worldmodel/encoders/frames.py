@@ -1,6 +1,7 @@
-"""Frozen encoders that judge pictures: features for Frechet distances, maps for a perceptual distance.
+"""Frozen encoders of pictures: features for Frechet distances, maps for a perceptual distance.
 
-Pictures are [N, 3, H, W], uint8 in 0..255 or float in [-1, 1]. The name of a metric says which encoder made it.
+Pictures are [N, 3, H, W], uint8 in 0..255 or float in [-1, 1]. Features of float pictures carry gradient to them; the
+encoders' own weights are frozen. The name of a metric or of a loss says which encoder made it.
 """
 
 from pathlib import Path
@@ -10,17 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from worldmodel.encoders.lite0 import Lite0
 from worldmodel.errors import UserError
-from worldmodel.evaluate.lite0 import Lite0
+from worldmodel.models.autoencoder import Autoencoder
 from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.serial import read_json
 
 
 class Encoder(Protocol):
-    """A judge. `name` is a short word for metric names."""
+    """`name` is a short word for metric names."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def size(self) -> int | None:
+        """Pictures are scaled to `size` x `size` before they are encoded; None: they are taken as they are."""
+        ...
 
     def features(self, pixels: Tensor) -> Tensor:
         """Pictures [N, 3, H, W] -> features [N, D] fp32."""
@@ -28,7 +35,7 @@ class Encoder(Protocol):
 
 
 class MapEncoder(Encoder, Protocol):
-    """A judge that also shows its intermediate maps."""
+    """An encoder that also shows its intermediate maps."""
 
     def maps(self, pixels: Tensor) -> list[Tensor]:
         """Pictures [N, 3, H, W] -> maps [N, c, h, w], from fine to coarse."""
@@ -50,6 +57,14 @@ def _resized(pixels: Tensor, size: int) -> Tensor:
     if pixels.shape[-2:] == (size, size):
         return pixels
     return F.interpolate(pixels, (size, size), mode="bilinear", antialias=True, align_corners=False)
+
+
+def deviation(maps: Tensor) -> Tensor:
+    """Standard deviation [N, c] of maps [N, c, h, w] over space, as sqrt(variance + 1e-12).
+
+    The plain root has an infinite slope where a map is constant; this one is off by 1e-6 there and by less elsewhere.
+    """
+    return (maps.var((-2, -1), correction=0) + 1e-12).sqrt()
 
 
 class Lite0Encoder:
@@ -84,7 +99,7 @@ class AutoencoderFeatures:
     Few enough for a full-rank covariance from a few hundred frames; blind to whatever the tokenizer is blind to.
     """
 
-    name = "autoencoder"
+    name, size = "autoencoder", None
 
     def __init__(self, tokenizer: Tokenizer, device: torch.device | str = "cpu") -> None:
         self.tokenizer, self.device = tokenizer, device
@@ -92,7 +107,28 @@ class AutoencoderFeatures:
     def features(self, pixels: Tensor) -> Tensor:
         latents = self.tokenizer.encode(unit(pixels.to(self.device))[:, None])[:, 0]
         quarters = F.adaptive_avg_pool2d(latents, 2).flatten(1)
-        return torch.cat((quarters, latents.std((2, 3), correction=0)), 1).float()
+        return torch.cat((quarters, deviation(latents)), 1).float()
+
+
+class AutoencoderHidden:
+    """The last hidden map of our autoencoder's encoder: mean and standard deviation of each channel over the picture.
+
+    It has 2 x `widths[-1]` features (256 for the default sizes): more structure than the latents, at the price of the
+    encoder alone. The tokenizer must be an `Autoencoder`, else a UserError.
+    """
+
+    name, size = "autoencoder_hidden", None
+
+    def __init__(self, tokenizer: Tokenizer, device: torch.device | str = "cpu") -> None:
+        if not isinstance(tokenizer, Autoencoder):
+            raise UserError(
+                f"the encoder {self.name} needs an Autoencoder, the tokenizer is {type(tokenizer).__name__}"
+            )
+        self.tokenizer, self.device = tokenizer, device
+
+    def features(self, pixels: Tensor) -> Tensor:
+        hidden = self.tokenizer.encode_hidden(unit(pixels.to(self.device)))
+        return torch.cat((hidden.mean((2, 3)), deviation(hidden)), 1).float()
 
 
 class LocalEncoder:
@@ -109,6 +145,8 @@ class LocalEncoder:
         self.name, self.size, self.path, self.device = path.stem.replace("-", "_"), size, path, device
         net, self.pooled = _transformers(path) if path.is_dir() else (_torchscript(path), False)
         self.net = net.to(device)
+        for parameter in self.net.parameters():
+            parameter.requires_grad_(False)
 
     def features(self, pixels: Tensor) -> Tensor:
         x = (_resized(unit(pixels.to(self.device)), self.size) + 1) / 2
@@ -121,7 +159,9 @@ class LocalEncoder:
 
 def _torchscript(path: Path) -> nn.Module:
     if not path.is_file():
-        raise UserError(f"{path}: no such encoder; give lite0, autoencoder, a TorchScript file or a folder")
+        raise UserError(
+            f"{path}: no such encoder; give lite0, autoencoder, autoencoder_hidden, a TorchScript file or a folder"
+        )
     try:
         return torch.jit.load(str(path), map_location="cpu").eval()
     except RuntimeError as error:
@@ -138,11 +178,12 @@ def _transformers(path: Path) -> tuple[nn.Module, bool]:
         net = AutoModel.from_pretrained(path, local_files_only=True, use_safetensors=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from error
-    return net.eval().requires_grad_(False), True
+    return net.eval(), True
 
 
 def open_encoder(choice: str, tokenizer: Tokenizer, device: torch.device | str = "cpu") -> Encoder:
-    """lite0, autoencoder (the model's own tokenizer), or the path of a TorchScript file or transformers folder.
+    """lite0; autoencoder or autoencoder_hidden (the model's own tokenizer); the path of a TorchScript file or of a
+    transformers folder.
 
     device: where the encoder runs; the tokenizer must be there already.
     """
@@ -151,6 +192,8 @@ def open_encoder(choice: str, tokenizer: Tokenizer, device: torch.device | str =
             return Lite0Encoder(device=device)
         case "autoencoder":
             return AutoencoderFeatures(tokenizer, device)
+        case "autoencoder_hidden":
+            return AutoencoderHidden(tokenizer, device)
         case _:
             return LocalEncoder(Path(choice), device=device)
 
@@ -159,23 +202,3 @@ def open_encoder(choice: str, tokenizer: Tokenizer, device: torch.device | str =
 def features_of(encoder: Encoder, pixels: Tensor, batch: int = 32) -> Tensor:
     """Features [N, D] fp64, on the CPU, of any number of pictures [N, 3, H, W], a few at a time."""
     return torch.cat([encoder.features(piece).cpu().double() for piece in pixels.split(batch)])
-
-
-@torch.no_grad()
-def perceptual_distance(encoder: MapEncoder, first: Tensor, second: Tensor, batch: int = 32) -> Tensor:
-    """A distance [N], on the CPU, of pictures [N, 3, H, W] each: |a - b|^2 of channel vectors of length 1, averaged.
-
-    The form of Zhang et al. (1801.03924) with every weight 1: each map's channel vectors are normalised at every
-    position, their squared differences summed over channels (2 - 2 cos, so 0 to 4), averaged over positions and then
-    over maps. It is not "LPIPS", whose weights are fitted to human judgements; it is named after its encoder.
-    """
-    found = []
-    for a, b in zip(first.split(batch), second.split(batch), strict=True):
-        layers = zip(encoder.maps(a), encoder.maps(b), strict=True)
-        found.append(torch.stack([_map_distance(x, y) for x, y in layers]).mean(0).cpu())
-    return torch.cat(found)
-
-
-def _map_distance(x: Tensor, y: Tensor) -> Tensor:
-    x, y = (F.normalize(m, dim=1, eps=1e-8) for m in (x, y))
-    return (x - y).square().sum(1).mean((1, 2))

