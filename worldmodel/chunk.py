@@ -74,6 +74,14 @@ class ActionControl:
     def frames(self, start: int, stop: int) -> "ActionControl":
         return replace(self, action=self.action[:, start:stop], has_action=self.has_action[:, start:stop])
 
+    def join(self, later: "ActionControl") -> "ActionControl":
+        """These frames and then those of `later`."""
+        action, has_action = (torch.cat(pair, 1) for pair in zip(self._per_frame(), later._per_frame(), strict=True))
+        return replace(self, action=action, has_action=has_action)
+
+    def _per_frame(self) -> tuple[Tensor, Tensor]:
+        return self.action, self.has_action
+
     def drop(self, rows: Tensor) -> "ActionControl":
         return replace(self, has_action=self.has_action & ~rows[:, None])
 

@@ -205,7 +205,13 @@ class DiT(nn.Module):
         return state.memory.append(torch.stack(keys), torch.stack(values), chunk.start, keep, self.rope)
 
     def clip(
-        self, x_t: Tensor, t: Tensor, control: ActionControl, history: tuple[Tensor, Tensor] | None = None
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        control: ActionControl,
+        history: tuple[Tensor, Tensor] | None = None,
+        window: int | None = None,
+        drop: Tensor | None = None,
     ) -> Tensor:
         """Velocity of many chunks of a clip in one pass: training, and the reference for cached rollouts.
 
@@ -213,21 +219,34 @@ class DiT(nn.Module):
         t [B, T] is the whole clip and chunk i sees chunks 0..i of it (diffusion forcing). With history = (x_h
         [B, P, C, H, W], t_h [B, P]), the clip's first P frames, x_t [B, F, C, H, W] is its last F, and chunk i sees its
         own x_t and chunks 0..i-1 of x_h (teacher forcing). Returns a velocity for every frame of x_t.
+
+        window: chunks see no more than that many frames before them, as from a ring of that size. drop [B] bool: rows
+        whose x_t comes without its condition although the history has it, as in the second branch of guidance.
         """
         length, made = control.length, x_t.shape[1]
         order = torch.arange(length, device=x_t.device)
         frames = order.expand(x_t.shape[0], -1)
         if history is None:
-            return self._run(x_t, t, self._prepare(control, frames, None, self._causal(length)))[0]
+            return self._run(x_t, t, self._prepare(control, frames, None, self.spans(length, made, window=window)))[0]
         past = history[0].shape[1]
-        seen = self._causal(past) + self._after(past, length - made, made)
+        seen = self.spans(length, made, past, window)
         both = torch.cat((order[:past], order[length - made :]))
-        twice = ActionControl(control.action[:, both], control.has_action[:, both], control.text)
+        now = control.frames(length - made, length)
+        twice = control.frames(0, past).join(now if drop is None else now.drop(drop))
         prepared = self._prepare(twice, frames[:, both], None, seen)
         before = self._anchors(history[0], None), self._anchors(history[0], None, after=True)[:, length - made : length]
         x = torch.cat((history[0], x_t), 1)
         v = self._run(x, torch.cat((history[1], t), 1), prepared, anchors=torch.cat(before, 1))[0]
         return v[:, past:]
+
+    def spans(self, length: int, made: int, past: int | None = None, window: int | None = None) -> tuple[Span, ...]:
+        """What every token of `clip` looks at: a clip of `length` frames, its last `made` of them noisy.
+
+        past: frames of the history, the clip's first; None where there is none, and made = length.
+        """
+        if past is None:
+            return self._causal(made, window)
+        return self._causal(past, window) + self._after(past, length - made, made, window)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -238,19 +257,22 @@ class DiT(nn.Module):
         n = self.cfg.geometry.tokens
         return range(0, frames * n, self.cfg.chunk * n)
 
-    def _causal(self, frames: int) -> tuple[Span, ...]:
+    def _causal(self, frames: int, window: int | None) -> tuple[Span, ...]:
         """Every chunk sees itself and those before it."""
         starts = self._chunks(frames)
-        return tuple(Span((start, start + starts.step), ((0, start + starts.step),)) for start in starts)
+        reach = starts.stop if window is None else window * self.cfg.geometry.tokens
+        return tuple(
+            Span((start, start + starts.step), ((max(0, start - reach), start + starts.step),)) for start in starts
+        )
 
-    def _after(self, past: int, first: int, made: int) -> tuple[Span, ...]:
+    def _after(self, past: int, first: int, made: int, window: int | None) -> tuple[Span, ...]:
         """Chunks of `made` frames behind a history of `past`, from its frame `first` on: each sees what was before."""
         starts, n = self._chunks(made), self.cfg.geometry.tokens
         spans = []
         for start in starts:
-            own = (past * n + start, past * n + start + starts.step)
-            before = min(first * n + start, past * n)
-            spans.append(Span(own, ((0, before), own) if before else (own,)))
+            own, now = (past * n + start, past * n + start + starts.step), first * n + start
+            since, before = 0 if window is None else max(0, now - window * n), min(now, past * n)
+            spans.append(Span(own, ((since, before), own) if since < before else (own,)))
         return tuple(spans)
 
     def _block_causal(self, frames: int, device: torch.device) -> Tensor:
@@ -300,7 +322,7 @@ class DiT(nn.Module):
             text = None if prepared.text is None else prepared.text[i]
             args = (h, e, shared, prepared.rope, past, prepared.seen, text)
             if self.checkpointing and torch.is_grad_enabled():
-                made: Any = checkpoint(block, *args, use_reentrant=False)
+                made: Any = checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)  # draws nothing
                 h, k, v = made
             else:
                 h, k, v = block(*args)
