@@ -10,16 +10,12 @@ from torch import Tensor
 
 from worldmodel.actions import ActionSpec
 from worldmodel.chunk import ActionControl, Chunk, Clip
-from worldmodel.errors import UserError
+from worldmodel.errors import Diverged, UserError
 from worldmodel.models.tokenizer import DecodeState
 from worldmodel.models.world import WorldModel
 from worldmodel.pixels import enlarge, to_uint8, write_video
 from worldmodel.rollout import replay, rollout, start
 from worldmodel.sampler import AnySampler
-
-
-class Diverged(UserError):
-    """A model has generated what is not finite."""
 
 
 def wander(spec: ActionSpec | None, batch: int, frames: int, seed: int) -> ActionControl:

@@ -1,0 +1,1 @@
+"""Frechet distances as training losses and as plain metrics."""
