@@ -271,3 +271,54 @@ def test_exit_leads_straight_to_the_prediction():
     close(takes[0].x, takes[0].seen, 1e-5)
     v = (x - 1.0) / t[..., None, None, None]
     close(flow.clean(x, v, t), torch.ones_like(x), 1e-6)
+
+
+class Saved:
+    """Bytes that autograd keeps for the backward pass: now, and at most."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+
+    def pack(self, x: Tensor) -> "Kept":
+        return Kept(x, self)
+
+    def __enter__(self) -> "Saved":
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda kept: kept.x)
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hooks.__exit__(*error)
+
+
+class Kept:
+    def __init__(self, x: Tensor, saved: Saved) -> None:
+        self.x, self.saved, self.size = x, saved, x.nelement() * x.element_size()
+        saved.now += self.size
+        saved.peak = max(saved.peak, saved.now)
+
+    def __del__(self) -> None:
+        self.saved.now -= self.size
+
+
+def test_two_passes_keep_one_chunk():
+    """What is kept for the backward does not grow with the rollout; the plain way's does."""
+    model, memory = small_dit(), WindowConfig(ring=4)
+    peaks: dict[str, list[int]] = {"two passes": [], "plain": []}
+    for chunks in (4, 32):
+        clip = small_clip(model, frames=2 + 2 * chunks)
+        control = clip.control.frames(2, 2 + 2 * chunks)
+        with Saved() as saved:
+            takes, _ = dream(model, control, Euler(steps=2), begin(model, clip, memory), Gradients())
+            _, pulls = pull(spread, takes)
+            again = rehearse(model, control, Euler(steps=2), begin(model, clip, memory), Gradients(), takes)
+            for gradient in pulls:
+                (next(again) * gradient).sum().backward()
+        peaks["two passes"].append(saved.peak)
+        with Saved() as saved:
+            seen = unrolled(model, control, Euler(steps=2), begin(model, clip, memory), Gradients())
+            spread(torch.cat(seen, 1)).backward()
+        peaks["plain"].append(saved.peak)
+    few, many = peaks["two passes"]
+    assert many <= 1.05 * few, peaks
+    assert peaks["plain"][1] > 6 * peaks["plain"][0], peaks
