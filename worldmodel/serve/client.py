@@ -40,7 +40,10 @@ class Client:
     """A connection in the calling thread. Use it as a context manager."""
 
     def __init__(self, address: str, hello: Hello | None = None, timeout: float = 10.0) -> None:
-        """address: as the server printed it, with its token if it has one. Raises UserError if nobody answers."""
+        """address: as the server printed it, with its token if it has one. Raises UserError if nobody answers.
+
+        To go on with the session of a broken connection, give a hello whose `resume` is the `resume` of that client.
+        """
         parts = urlsplit(address)
         where = urlunsplit(("ws" + parts.scheme.removeprefix("http"), parts.netloc, "/ws", parts.query, ""))
         self._open = contextlib.ExitStack()
@@ -52,6 +55,7 @@ class Client:
             raise UserError(f"{address}: no stream answers there ({error})") from error
         self._acknowledges = bool(hello and hello.window)
         self._seq = 0
+        self.resume: str | None = None  # token for the next connection, once the welcome was received
         self.send(hello or Hello(version=VERSION))
 
     def __enter__(self) -> Self:
@@ -79,7 +83,10 @@ class Client:
         received = self._socket.recv(timeout)
         now = time.perf_counter()
         if isinstance(received, str):
-            return json.loads(received)
+            message = json.loads(received)
+            if message["type"] == "welcome":
+                self.resume, self._seq = message["resume"], max(self._seq, message["seq"])
+            return message
         header, payload = read_frame(received)
         if self._acknowledges:
             self.send(Ack(pts=header.pts))

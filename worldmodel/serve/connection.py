@@ -9,10 +9,13 @@ from fastapi import WebSocket, WebSocketDisconnect
 from worldmodel.errors import UserError
 
 from .outbox import End, Message
+from .places import BadToken, Full
 from .protocol import (
     CLOSE_BAD_MESSAGE,
+    CLOSE_BAD_TOKEN,
     CLOSE_FULL,
     CLOSE_IDLE,
+    CLOSE_MOVED,
     Ack,
     Bookmark,
     ClientMessage,
@@ -35,11 +38,13 @@ from .protocol import (
     write_message,
 )
 from .session import Session
-from .studio import Full, Studio
+from .studio import Studio
 
 _log = logging.getLogger("worldmodel.serve")
 TICK = 1.0  # seconds between two stats messages
 FAREWELL = 5.0  # seconds that a client has to read its last message
+CLOSE_CODE = 1.0  # seconds to wait for the code of a connection that has ended
+LEFT = {1000, 1001}  # codes of a client that closes its connection by intention, RFC 6455 section 7.4.1
 
 
 class Connection:
@@ -47,22 +52,31 @@ class Connection:
 
     def __init__(self, websocket: WebSocket, studio: Studio) -> None:
         self._socket, self._studio = websocket, studio
+        self._yield, self._over = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Serve the client until it leaves or breaks the protocol; its session is closed whatever happens."""
+        """Serve the client until it leaves, breaks the protocol or connects anew.
+
+        Its session is closed, or kept for a while if only the connection broke, whatever happens.
+        """
         try:
-            session = self._studio.join(await self._greeting())
+            session = await self._studio.join(await self._greeting(), self)
+            await self._serve(session)
         except Full as full:
             await self._refuse(CLOSE_FULL, str(full))
+        except BadToken as bad:
+            await self._refuse(CLOSE_BAD_TOKEN, str(bad))
         except (ProtocolError, UserError) as error:
             await self._refuse(CLOSE_BAD_MESSAGE, str(error))
         except WebSocketDisconnect:
             pass
-        else:
-            try:
-                await self._serve(session)
-            finally:
-                self._studio.leave(session)
+        finally:
+            self._over.set()
+
+    async def give_way(self) -> None:
+        """End, because the client has connected anew; returns when the session is not used here any more."""
+        self._yield.set()
+        await self._over.wait()
 
     async def _greeting(self) -> Hello:
         """The first message, which must be a hello and come soon."""
@@ -91,24 +105,36 @@ class Connection:
             _log.debug("a refused client had left already")
 
     async def _serve(self, session: Session) -> None:
-        reader, writer, _ = tasks = [
-            asyncio.create_task(work) for work in (self._read(session), self._write(session), self._tick(session))
-        ]
+        works = (self._read(session), self._write(session), self._tick(session), self._yield.wait())
+        reader, writer, _, replaced = tasks = [asyncio.create_task(work) for work in works]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not (reader.done() and reader.exception() is not None):  # it has said why, or the ticker has
-                await asyncio.wait([writer], timeout=FAREWELL)
+            gone = reader.done() and reader.exception() is not None
+            if session.outbox.ended and not gone:  # somebody has said why
+                await asyncio.wait([writer, replaced], timeout=FAREWELL, return_when=asyncio.FIRST_COMPLETED)
+            elif writer.done() and not gone:  # it has found the line dead, the reader knows how it ended
+                await asyncio.wait([reader], timeout=CLOSE_CODE)
         finally:
             for task in tasks:
                 task.cancel()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for result in results:
                 if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
                     _log.error("a connection failed", exc_info=result)
+            left = isinstance(results[0], WebSocketDisconnect) and results[0].code in LEFT
+            if left or session.outbox.ended:
+                self._studio.places.leave(session, self)
+            else:
+                self._studio.places.keep(session, self)
+            self._over.set()
+        if replaced.done() and not replaced.cancelled():
+            await self._refuse(CLOSE_MOVED, "this stream goes on in another connection, which had its resume token")
 
     async def _read(self, session: Session) -> None:
         """Hand messages to the session. Ends when one breaks the protocol; raises WebSocketDisconnect."""
         while True:
             received = await self._receive()
+            self._studio.places.confirm(session)
             try:
                 if isinstance(received, bytes):
                     session.seen = time.monotonic()
@@ -171,6 +197,6 @@ class Connection:
         idle = self._studio.limits.idle
         while time.monotonic() - session.seen < idle or session.active:
             await asyncio.sleep(TICK)
-            session.say(session.stats(len(self._studio.sessions)))
+            session.say(session.stats(self._studio.places.connected))
         line = f"nobody has touched this stream for {idle / 60:g} minutes, so it has ended: connect again to go on"
         session.outbox.end(CLOSE_IDLE, "idle", write_message(Error(message=line, fatal=True)))

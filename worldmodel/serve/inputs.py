@@ -40,6 +40,11 @@ class InputTimeline:
         self._taken = self._rest  # what was held at the last take
 
     @property
+    def newest(self) -> int:
+        """Number of the newest input, 0 before there is one."""
+        return self._held.seq
+
+    @property
     def pressed(self) -> bool:
         """Whether anything is held that is not at rest."""
         return not np.array_equal(self._held.values, self._rest)
@@ -59,7 +64,7 @@ class InputTimeline:
             self._held = _Pressed(seq, values, now)
 
     def release(self) -> None:
-        """Everything at rest, nothing in between: a new stream begins."""
+        """Everything at rest, nothing in between: whoever held it is gone."""
         with self._lock:
             self._held = _Pressed(self._held.seq, self._rest, self._held.since)
             self._past, self._taken = [], self._rest

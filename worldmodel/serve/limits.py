@@ -9,6 +9,7 @@ class Limits:
 
     sessions: int = 4
     idle: float = 1800.0  # seconds without any sign of a person or a program
+    resume: float = 20.0  # seconds that a session waits for its client after a broken connection
     greeting: float = 10.0  # seconds from connecting to hello
     requests: int = 32  # that wait for the engine
     queue: int = 3  # chunks that wait to be sent

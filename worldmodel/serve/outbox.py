@@ -62,6 +62,11 @@ class Outbox:
         """Pictures of the dream in the queue."""
         return self._waiting[False]
 
+    @property
+    def ended(self) -> bool:
+        """Whether the connection is to be closed."""
+        return self._ended
+
     def room(self, count: int, real: bool = False) -> bool:
         """Whether so many more pictures of a source fit."""
         return self._waiting[real] + count <= max(self.limit, count)
@@ -102,6 +107,17 @@ class Outbox:
         with self._lock:
             self._pictures.clear()
             self._waiting = {False: 0, True: 0}
+
+    def reopen(self, window: int, first: str) -> None:
+        """Another connection takes from now on: the message `first`, then what still waits.
+
+        What was on its way to the connection before is lost. Nobody may be waiting in `take`.
+        """
+        with self._lock:
+            self._window = window
+            self._flying.clear()
+            self._messages.appendleft(Message(first))
+        self._wake()
 
     def acknowledge(self, pts: int) -> bool:
         """The client has dealt with every picture up to a pts. False if none so new was ever sent."""

@@ -1,4 +1,4 @@
-"""The stream protocol, version 1: what goes over the WebSocket. docs/guide/stream-protocol.md describes it for others.
+"""The stream protocol, version 2: what goes over the WebSocket. docs/guide/stream-protocol.md describes it for others.
 
 Control messages are JSON objects in text messages, each with a "type". Pictures are binary messages: a header of 40
 bytes, little-endian, then the encoded picture. A client uploads with binary messages, too.
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from worldmodel.errors import UserError
 from worldmodel.serial import from_json, to_json
 
-VERSION = 1
+VERSION = 2
 MAX_TEXT = 16 * 1024  # bytes of a control message
 MAX_UPLOAD = 8 * 1024 * 1024  # bytes of a picture or a replay file
 MAX_SEED = 2**53 - 1  # what every language reads exactly
@@ -25,7 +25,8 @@ UPLOAD_PICTURE, UPLOAD_REPLAY = 2, 3  # first byte of an upload
 
 REAL, HELD, CONTEXT = 1, 2, 4  # flags of a picture
 
-CLOSE_BAD_MESSAGE, CLOSE_IDLE, CLOSE_FULL, CLOSE_FAILED = 4400, 4408, 4429, 4500
+CLOSE_BAD_MESSAGE, CLOSE_BAD_TOKEN, CLOSE_IDLE = 4400, 4404, 4408
+CLOSE_MOVED, CLOSE_FULL, CLOSE_FAILED = 4409, 4429, 4500
 
 _HEADER = struct.Struct("<BBBBHHIIQQIHH")
 _UPLOAD = struct.Struct("<BBH")
@@ -109,7 +110,11 @@ def read_upload(message: bytes) -> tuple[int, bytes]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """The first message, once. window: pictures sent ahead of the last acknowledged one; 0: TCP alone limits."""
+    """The first message, once. window: pictures sent ahead of the last acknowledged one; 0: TCP alone limits.
+
+    With a resume token the session goes on where it was, under the settings of this hello; `start` and `seed` only
+    count if the server does not have it any more.
+    """
 
     version: int
     codec: Literal["raw", "jpeg", "webp"] = "jpeg"
@@ -121,13 +126,14 @@ class Hello:
     start: int = 0  # which of the world's starts
     seed: int = 0
     paused: bool = False
+    resume: str | None = None  # the token of the last welcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
     """What is pressed from now on: action name -> value in the world's units. Names that are left out rest."""
 
-    seq: int  # grows from message to message
+    seq: int  # grows from message to message, over all connections of a session
     action: dict[str, Any]
 
 
@@ -262,11 +268,14 @@ class Welcome:
     parameters: int
     controls: list[Any]  # see bindings.Binding
     limits: dict[str, float]
+    resume: str = ""  # token that the next connection of this session presents, once
+    resumed: bool = False  # an older session goes on
+    seq: int = 0  # of its newest input
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """A stream begins: pictures with this stream number follow."""
+    """A stream begins, or goes on after a resume: pictures with this stream number follow."""
 
     stream: int
     source: str

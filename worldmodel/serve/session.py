@@ -39,6 +39,7 @@ from .protocol import (
     Settings,
     Started,
     Stats,
+    Welcome,
     in_words,
     write_message,
 )
@@ -70,10 +71,7 @@ class Session:
         real: RealWorldFactory | None = None,
     ) -> None:
         self.world, self.limits = world, limits
-        self.choices = Choices(
-            codec=hello.codec, quality=hello.quality, policy=hello.policy,
-            pace=world.fps if hello.pace is None else hello.pace, steps=self._checked(hello.steps or 0),
-        )  # fmt: skip
+        self.choices = self._choices(hello)
         self.outbox = Outbox(limits.queue * world.pixel_frames, hello.window, wake)
         self.meter = Meter()
         self.projector = Projector(self.outbox, world.fps)
@@ -84,7 +82,7 @@ class Session:
         self._requests: deque[Callable[[], object]] = deque()
         self._sampler = sampler_of(world, self.choices.steps)
         self._due = 0.0
-        self._paused, self._done = hello.paused, False
+        self._paused, self._done, self._detached = hello.paused, False, False
         # of the newest stream
         self._dream: Dream | None = None
         self._source, self._start = "start", hello.start
@@ -110,6 +108,32 @@ class Session:
         """Note what is held from now on. Raises ProtocolError."""
         self._inputs.put(seq, action, time.perf_counter())
 
+    @property
+    def seq(self) -> int:
+        """Number of the newest input."""
+        return self._inputs.newest
+
+    def detach(self) -> None:
+        """The connection broke: no chunk is made until `resume`."""
+        self._detached = True
+
+    def resume(self, hello: Hello, welcome: Welcome) -> None:
+        """The client is back, with the settings of its hello and no key held. What waits for it follows the welcome."""
+        sampler = sampler_of(self.world, hello.steps or 0)
+
+        def go_on() -> None:
+            self.choices, self._sampler, self._paused = self._choices(hello), sampler, hello.paused
+            self._due = time.perf_counter()
+            if self._dream is not None:
+                self._announce(self._dream)
+            if self._paused:
+                self.say(Paused(on=True))
+
+        self.outbox.reopen(hello.window, write_message(welcome))
+        self._inputs.release()
+        self._detached = False
+        self._tell(go_on)
+
     def pause(self, on: bool) -> None:
         self._ask(lambda: self._pause(on))
 
@@ -117,7 +141,7 @@ class Session:
         """Use other settings from the next chunk on. Raises UserError."""
         wanted = {name: getattr(change, name) for name in ("codec", "quality", "policy", "pace", "steps")}
         changed = {name: value for name, value in wanted.items() if value is not None}
-        self._checked(change.steps or 0)
+        sampler_of(self.world, change.steps or 0)
 
         def use() -> None:
             self.choices = replace(self.choices, **changed)
@@ -200,15 +224,17 @@ class Session:
         self._requests.append(request)
         self._wake()
 
-    def _checked(self, steps: int) -> int:
-        sampler_of(self.world, steps)
-        return steps
+    def _choices(self, hello: Hello) -> Choices:
+        return Choices(
+            codec=hello.codec, quality=hello.quality, policy=hello.policy,
+            pace=self.world.fps if hello.pace is None else hello.pace, steps=hello.steps or 0,
+        )  # fmt: skip
 
     # -- the engine's thread ------------------------------------------------------------------------------------------
 
     def wait(self, now: float) -> float | None:
         """Seconds until this session wants a turn: 0 now, None not before something changes."""
-        if self._done:
+        if self._done or self._detached:
             return None
         if self._requests:
             return 0.0
@@ -285,12 +311,16 @@ class Session:
         self._due = time.perf_counter()
         self._inputs.take(self._due)  # what was tapped before belongs to the old stream
         self.projector.begin(index)
-        context = dream.opening.context
-        given = 0 if context is None else context.x.shape[1]
-        self.say(Started(stream=self.projector.stream, source=source, index=start, seed=self.seed, context=given))
+        self._announce(dream)
         first = self.projector.stamp(0, 1, self._due)
         self.projector.show(dream.last[None], first, CONTEXT, self.choices)
         return first
+
+    def _announce(self, dream: Dream) -> None:
+        """Say what the pictures that follow belong to."""
+        context, stream = dream.opening.context, self.projector.stream
+        given = 0 if context is None else context.x.shape[1]
+        self.say(Started(stream=stream, source=self._source, index=self._start, seed=self.seed, context=given))
 
     def _return(self) -> None:
         if self._mark is None:

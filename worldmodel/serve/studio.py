@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,13 @@ from .dream import advance, begin, chunk_action, context_frames, from_footage, f
 from .engine import Engine
 from .limits import Limits
 from .pictures import encode, fit, read_picture, to_uint8
-from .protocol import MAX_TEXT, MAX_UPLOAD, UPLOAD_PICTURE, VERSION, Hello, Restart, Welcome, in_words
-from .replay import read_replay
+from .places import Line, Places
+from .protocol import MAX_TEXT, MAX_UPLOAD, UPLOAD_PICTURE, VERSION, Hello, Notice, Restart, Welcome, in_words
+from .replay import read_replay, sampler_of
 from .session import Session
 from .sources import Footage, RealWorldFactory, Recordings
 
 LAST_WORDS = 3.0  # seconds that clients have to read why the engine died
-
-
-class Full(Exception):
-    """There is no room for one more session."""
 
 
 class Studio:
@@ -48,7 +46,7 @@ class Studio:
         self.recordings = recordings
         self.downloads = Downloads()
         self.engine = Engine(threads)
-        self.sessions: set[Session] = set()
+        self.places = Places(limits, self.engine.remove)
         self._reading = threading.Lock()  # recordings are read by one thread at a time
         self._thumbnails: dict[int, bytes] = {}
 
@@ -60,7 +58,7 @@ class Studio:
 
         def told() -> None:
             until = time.monotonic() + LAST_WORDS
-            while self.sessions and time.monotonic() < until:
+            while self.places.sessions and time.monotonic() < until:
                 time.sleep(0.02)
             on_failure()
 
@@ -76,24 +74,33 @@ class Studio:
         self.engine.stop()
         self.downloads.close()
 
-    def join(self, hello: Hello) -> Session:
-        """A session for a client. Raises Full, or UserError if it asks for what this world does not have."""
-        if len(self.sessions) >= self.limits.sessions:
-            raise Full(f"all {self.limits.sessions} places of this server are taken: try again when somebody has left")
+    async def join(self, hello: Hello, line: Line) -> Session:
+        """The session of a client that has connected: its own one if it can be resumed, else a new one.
+
+        Raises Full, BadToken, or UserError if it asks for what this world does not have.
+        """
         opening = from_start(self.world, hello.start, hello.seed)
+        sampler_of(self.world, hello.steps or 0)
+        if hello.resume is not None and (claimed := await self.places.claim(hello.resume, line)) is not None:
+            session, token = claimed
+            session.resume(hello, replace(self.welcome(), resume=token, resumed=True, seq=session.seq))
+            return session
+        self.places.make_room()
         session = Session(
             self.world, hello, opening, limits=self.limits, downloads=self.downloads, wake=self.engine.wake,
             real=self.real,
         )  # fmt: skip
-        session.say(self.welcome())
-        self.sessions.add(session)
+        session.say(replace(self.welcome(), resume=self.places.take(session, line)))
+        if hello.resume is not None:
+            kept = f"{self.limits.resume:g} seconds"
+            session.say(Notice(text=f"a broken stream is kept for {kept} at most, yours is gone: a new one begins"))
         self.engine.add(session)
         return session
 
-    def leave(self, session: Session) -> None:
-        """Forget a session."""
-        self.sessions.discard(session)
-        self.engine.remove(session)
+    @property
+    def sessions(self) -> list[Session]:
+        """All that have a place, with or without a connection."""
+        return self.places.sessions
 
     @property
     def card(self) -> dict[str, Any]:
@@ -111,7 +118,8 @@ class Studio:
             sampler=type(world.stream.sampler).__name__, steps=getattr(world.stream.sampler, "steps", 0),
             parameters=sum(p.numel() for p in world.dit.parameters()), controls=list(bind(world.actions)),
             limits={
-                "sessions": self.limits.sessions, "idle": self.limits.idle, "text": MAX_TEXT, "upload": MAX_UPLOAD,
+                "sessions": self.limits.sessions, "idle": self.limits.idle, "resume": self.limits.resume,
+                "text": MAX_TEXT, "upload": MAX_UPLOAD,
             },
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from relay import Relay
 
 from worldmodel import capabilities
 from worldmodel.serve.client import Client
@@ -176,6 +177,45 @@ def test_the_page_connects_again(painted, serving, open_page) -> None:
         until_colour(page, (128, 255, 128))
 
 
+def test_the_page_finds_its_dream_again(painted, serving, open_page) -> None:
+    """The network fails twice: once for a moment, once for longer than the server keeps the dream."""
+    with (
+        serving(painted, Limits(resume=4)) as (address, studio),
+        Relay(int(address.split(":")[2].strip("/"))) as network,
+    ):
+        page = open_page(network.address)
+        live(page)
+        (session,) = studio.sessions
+        page.keyboard.press("b")
+        page.wait_for_selector("#back:enabled")
+        page.keyboard.down("w")
+        until_colour(page, (128, 255, 128))
+        network.cut()
+        live(page, "lost")
+        made = session.projector.index
+        live(page)
+        until_colour(page, (128, 255, 128))  # the key is still down, and the page has said so
+        page.keyboard.up("w")
+        until_colour(page, REST)
+        assert studio.sessions == [session]
+        assert (session.projector.stream, session.projector.index > made) == (1, True)
+        assert page.locator("#back").is_enabled()
+        assert page.locator(".toast", has_text="yours is gone").count() == 0
+
+        network.up = False
+        network.cut()
+        live(page, "lost")
+        while studio.sessions:
+            page.wait_for_timeout(50)
+        network.up = True
+        page.wait_for_selector('.toast:has-text("a broken stream is kept for 4 seconds at most, yours is gone")')
+        live(page)
+        (fresh,) = studio.sessions
+        assert fresh is not session
+        assert page.locator("#back").is_disabled()
+        until_colour(page, REST)
+
+
 def test_pause_reset_seed_and_beginnings(painted, serving, open_page) -> None:
     with serving(painted) as (address, studio):
         page = open_page(address)
@@ -288,7 +328,7 @@ def test_the_real_world_beside_the_dream(painted, serving, open_page) -> None:
 
 
 def test_what_a_person_reads_when_it_does_not_work(painted, serving, open_page) -> None:
-    with serving(painted, Limits(sessions=1)) as (address, _), Client(address, Hello(version=1)) as client:
+    with serving(painted, Limits(sessions=1)) as (address, _), Client(address, Hello(version=2)) as client:
         client.message("started")
         page = open_page(address)
         live(page, "lost")

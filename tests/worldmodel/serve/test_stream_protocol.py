@@ -22,7 +22,7 @@ HEADERS = st.builds(
     size=st.integers(0, 2**16 - 1),
 )
 MESSAGES = [
-    p.Hello(version=1, codec="webp", quality=1, policy="block", window=9, pace=12.5, steps=3, start=2, seed=5),
+    p.Hello(version=2, codec="webp", quality=1, policy="block", window=9, pace=12.5, steps=3, start=2, seed=5),
     p.Input(seq=7, action={"turn": -3.5, "forward": 1}),
     p.Ack(pts=2**53 - 1),
     p.Pause(on=True),
@@ -38,7 +38,7 @@ MESSAGES = [
 
 def test_header_bytes_are_as_documented() -> None:
     header = p.FrameHeader(p.Codec.WEBP, 5, 0x1234, 2, 3, 4, 5, 6, 7, 8, 9)
-    expected = bytes([1, 1, 2, 5, 0x34, 0x12, 2, 0]) + struct.pack("<II", 3, 4) + struct.pack("<QQ", 5, 6)
+    expected = bytes([1, 2, 2, 5, 0x34, 0x12, 2, 0]) + struct.pack("<II", 3, 4) + struct.pack("<QQ", 5, 6)
     assert header.pack() == expected + struct.pack("<IHH", 7, 8, 9)
     assert len(header.pack()) == p.HEADER_BYTES == 40
 
@@ -59,7 +59,7 @@ def test_any_bytes_are_a_picture_or_an_error(data: bytes) -> None:
     assert header.pack() + payload == data
 
 
-@pytest.mark.parametrize(("place", "value", "text"), [(0, 9, "kind 9"), (1, 2, "version 2"), (2, 3, "codec 3")])
+@pytest.mark.parametrize(("place", "value", "text"), [(0, 9, "kind 9"), (1, 1, "version 1"), (2, 3, "codec 3")])
 def test_foreign_picture_messages_are_refused(place: int, value: int, text: str) -> None:
     data = bytearray(p.FrameHeader(p.Codec.RAW, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1).pack())
     data[place] = value
@@ -78,9 +78,9 @@ def test_uploads_round_trip(kind: int, data: bytes) -> None:
     [
         (b"", "holds no upload"),
         (p.upload(2, b""), "holds no upload"),
-        (b"\x01\x01\x00\x00x", "kind 1"),
-        (b"\x02\x02\x00\x00x", "version 2"),
-        (b"\x02\x01\x01\x00x", "kind 2"),
+        (b"\x01\x02\x00\x00x", "kind 1"),
+        (b"\x02\x01\x00\x00x", "version 1"),
+        (b"\x02\x02\x01\x00x", "kind 2"),
         (p.upload(2, bytes(p.MAX_UPLOAD)), "over the limit"),
     ],
 )
@@ -109,10 +109,10 @@ def test_messages_round_trip(message: p.ClientMessage) -> None:
         ('{"type": "pause", "on": 1}', "expected bool"),
         ('{"type": "pause", "on": true, "off": 1}', "unknown key 'off'"),
         ('{"type": "restart", "source": "moon"}', "moon"),
-        ('{"type": "hello", "version": 2}', "version 1, not 2"),
-        ('{"type": "hello", "version": 1, "quality": 0}', "quality 0 is outside"),
-        ('{"type": "hello", "version": 1, "pace": -1}', "pace -1.0 is outside"),
-        ('{"type": "hello", "version": 1, "seed": 9007199254740992}', "seed"),
+        ('{"type": "hello", "version": 3}', "version 2, not 3"),
+        ('{"type": "hello", "version": 2, "quality": 0}', "quality 0 is outside"),
+        ('{"type": "hello", "version": 2, "pace": -1}', "pace -1.0 is outside"),
+        ('{"type": "hello", "version": 2, "seed": 9007199254740992}', "seed"),
         ('{"type": "settings", "steps": 65}', "steps 65"),
         ('{"type": "settings", "pace": NaN}', "NaN"),
         ('{"type": "input", "seq": 0, "action": {}}', "seq 0"),

@@ -32,7 +32,7 @@ const connection = new Connection(
 
 function opened(world) {
   state.world = world;
-  state.seq = 0;
+  state.seq = world.seq;
   dream.nominal = real.nominal = 1000 / world.fps;
   document.title = world.title;
   $("title").textContent = world.title;
@@ -48,14 +48,16 @@ function opened(world) {
   $("frames").hidden = !world.frames;
   $("frame-range").max = Math.max(0, world.frames - 1);
   $("real-section").hidden = !world.real;
-  setReal(false);
   $("steps-setting").hidden = !world.steps;
   $("steps").value = $("steps-value").textContent = state.steps || world.steps;
   $("hint").innerHTML = "drag over the picture to look around <kbd>space</kbd> pause <kbd>R</kbd> again <kbd>N</kbd> other place <kbd>O</kbd> numbers <kbd>F</kbd> full screen";
   controls.current = {};
   controls.update();
-  $("back").disabled = true;
-  finishRecording();
+  if (!world.resumed) {
+    setReal(false);
+    $("back").disabled = true;
+    finishRecording();
+  }
   showState();
 }
 
@@ -104,8 +106,6 @@ function dreamShown(frame) {
 }
 
 function lost(seconds) {
-  setReal(false);
-  finishRecording();
   veil("lost", "connection lost, trying again…");
   setStatus("lost", seconds > 1 ? `again in ${seconds} s` : "reconnecting");
 }

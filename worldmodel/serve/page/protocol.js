@@ -1,6 +1,6 @@
-// The stream protocol, version 1, as docs/guide/stream-protocol.md describes it.
+// The stream protocol, version 2, as docs/guide/stream-protocol.md describes it.
 
-export const VERSION = 1;
+export const VERSION = 2;
 export const REAL = 1, HELD = 2, CONTEXT = 4;
 const HEADER = 40, FRAME = 1;
 const MIME = { 1: "image/jpeg", 2: "image/webp" };
