@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import nn
 
+from worldmodel.kernels.attention import Span
 from worldmodel.models.dit import DiT
 from worldmodel.models.layers import Block
 from worldmodel.models.lora import LoraLinear
@@ -25,7 +26,7 @@ class Shapes:
 
     rows: int
     frames: int  # of a clip
-    history: int  # clean frames that the model sees beside those that it denoises, with teacher forcing
+    history: int | None  # clean frames that the model sees beside those that it denoises, with teacher forcing
     made: int  # frames that it denoises
     text: int  # text tokens of a row
     precision: Precision
@@ -36,13 +37,18 @@ class Shapes:
     ) -> "Shapes":
         """Of clips [rows, frames, ...] under an objective."""
         if objective.chunk_noise != "teacher":
-            return cls(rows, frames, 0, frames, text, precision)
+            return cls(rows, frames, None, frames, text, precision)
         return cls(rows, frames, frames - chunk, frames - objective.context * chunk, text, precision)
 
     @property
     def seen(self) -> int:
         """Frames that the model sees, F."""
-        return self.history + self.made
+        return (self.history or 0) + self.made
+
+    @property
+    def clip(self) -> tuple[int, int, int | None]:
+        """What `DiT.spans` asks for."""
+        return self.frames, self.made, self.history
 
     @property
     def bytes(self) -> int:
@@ -56,13 +62,15 @@ class Activations:
 
     block: int  # one block, everything
     carried: int  # of a block under activation checkpointing: its input
+    shared: int  # of all blocks under activation checkpointing: their modulation
     text: int  # keys and values of all layers
-    edges: int  # embeddings, positions, mask, last layer, loss
+    edges: int  # embeddings, positions, last layer, loss
     backward: int  # gradients of activations that are there at once, beyond what is freed meanwhile
 
     def held(self, depth: int, checkpointing: bool) -> int:
         """At the end of the forward pass."""
-        return depth * (self.carried if checkpointing else self.block) + self.text + self.edges
+        blocks = depth * self.carried + self.shared if checkpointing else depth * self.block
+        return blocks + self.text + self.edges
 
     def peak(self, depth: int, checkpointing: bool) -> int:
         """During the backward pass: with checkpointing one block at a time is there in full."""
@@ -87,7 +95,8 @@ def activations(model: DiT, shapes: Shapes) -> Activations:
 
     attention = modulated(block.qkv) + 3 * a * width
     attention += normed(block.norm_q, a == 2) + normed(block.norm_k, a == 2)
-    attention += 3 * a * width + 4 * tokens * h + a * (f * n) ** 2  # rotated q and k, output, log-sum-exp, mask
+    attention += 3 * a * width + 4 * tokens * h  # rotated q and k, output, log-sum-exp
+    attention += 2 * a * b * cfg.dim * sum(_joined(span) for span in model.spans(*shapes.clip))
     attention += (a * width if _trains(block.out) else 0) + 4 * width  # and what the gate multiplies
     cross = 0
     if block.cross is not None:
@@ -96,13 +105,26 @@ def activations(model: DiT, shapes: Shapes) -> Activations:
     hidden = a * tokens * cfg.hidden
     mlp = modulated(block.mlp.up) + 4 * width + hidden * (3 if block.mlp.gated else 1)
     mlp += hidden if _trains(block.mlp.down) else 0
+    adapters = sum(a * tokens * len(m.lora_a) for m in block.modules() if isinstance(m, LoraLinear))
     return Activations(
-        block=attention + cross + mlp + 6 * frames,
+        block=attention + cross + mlp + 6 * frames + adapters,
         carried=a * width,
+        shared=a * 6 * b * f * cfg.dim,
         text=_text(model, shapes),
         edges=_edges(model, shapes),
         backward=12 * width,
     )
+
+
+def _joined(span: Span) -> int:
+    """Keys of a span that attention copies to lie beside each other."""
+    return sum(end - start for start, end in span.keys) if len(span.keys) > 1 else 0
+
+
+def _pairs(span: Span) -> int:
+    """Of a query and a key that it looks at."""
+    start, end = span.queries
+    return (end - start) * sum(last - first for first, last in span.keys)
 
 
 def _block(model: DiT) -> Block:
@@ -129,12 +151,11 @@ def _edges(model: DiT, shapes: Shapes) -> int:
     s = shapes.seen * cfg.geometry.tokens
     tokens, frame = shapes.rows * s, 4 * shapes.rows * cfg.channels * cfg.size[0] * cfg.size[1]
     rope = 4 * tokens * (cfg.dim // cfg.heads)
-    mask = s * s * (2 if shapes.history else 1)
     embedding = a * tokens * model.patch_in.in_features if _trains(model.patch_in) else 0
     time = 4 * shapes.rows * shapes.seen * (cfg.time_width + 9 * cfg.dim if _trains(model.time) else 4 * cfg.dim)
     last = (8 + (a if _trains(model.patch_out) else 0)) * tokens * cfg.dim + 8 * tokens
-    loss = frame * (5 * shapes.frames + 2 * shapes.seen)
-    return rope + mask + embedding + time + last + loss
+    loss = frame * shapes.made  # the error of the velocity
+    return rope + embedding + time + last + loss
 
 
 def _gradient_to_input(model: DiT, name: str) -> bool:
@@ -171,7 +192,8 @@ def operations(model: DiT, shapes: Shapes, checkpointing: bool) -> Operations:
     cfg = model.cfg
     tokens = shapes.rows * shapes.seen * cfg.geometry.tokens
     words, frames = shapes.rows * shapes.text, shapes.rows * shapes.seen
-    scores = 4.0 * tokens * shapes.seen * cfg.geometry.tokens * cfg.dim + 4.0 * tokens * shapes.text * cfg.dim
+    pairs = sum(_pairs(span) for span in model.spans(*shapes.clip)) * shapes.rows + tokens * shapes.text
+    scores = 4.0 * pairs * cfg.dim
     forward, backward = cfg.depth * scores, BACKWARD_OF_ATTENTION * cfg.depth * scores
     blocks = forward
     for name, layer in model.named_modules():
