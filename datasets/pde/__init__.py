@@ -1,0 +1,1 @@
+"""Fields of partial differential equations from spectral solvers, as clips: the playground of rollout objectives."""

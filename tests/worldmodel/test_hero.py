@@ -1,0 +1,283 @@
+"""HERO's gradient identity, its choice of references and its history; pushforward and plain rollout supervision."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_one_step import CFG, fields, small_fno
+from tiny import close, small_clip, small_dit
+
+from worldmodel import noise
+from worldmodel.errors import UserError
+from worldmodel.memory import FullConfig
+from worldmodel.memory.last_frame import LastFrameConfig
+from worldmodel.models.one_step import Apply
+from worldmodel.objectives.hero import (
+    PERTURBATION,
+    REFERENCES,
+    Hero,
+    energy_drift,
+    error_growth,
+    relative_loss,
+    reweighting,
+    spectral_discrepancy,
+    strongest,
+)
+from worldmodel.objectives.pushforward import Pushforward
+from worldmodel.objectives.unrolled import RolloutError, Unroll, frame_errors
+from worldmodel.sampler import Euler
+
+UNROLL = Unroll(sampler=Apply(), memory=LastFrameConfig())
+CLIP = fields(4, 4)
+
+
+def exact(clip=CLIP):
+    return replace(clip, x=clip.x.double())
+
+
+def gradients(model, loss):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)])
+
+
+def moved(model, amount=0.02):
+    """The weights after a step in some direction."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(amount * torch.randn_like(p))
+    return model
+
+
+def run(objective, clips):
+    """One update without an optimizer: losses, gradients, metrics."""
+    model = objective.roles["model"]
+    model.zero_grad()
+    losses = []
+    for update in objective.updates(clips):
+        for loss in update.losses:
+            loss.backward()
+            losses.append(loss.detach())
+        assert len(losses) == update.count
+        metrics = update.metrics
+    return torch.stack(losses), torch.cat([p.grad.flatten() for p in model.parameters()]), metrics
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_every_sample_is_the_ground_truths_reweighted():
+    model = small_fno().double()
+    cfg = Hero(unroll=UNROLL, weight=1.7, margin=0.05, tau=0.3, perturbation=0.1)
+    objective = cfg.build(model, CFG, 3)
+    moved(model)  # away from the lagged copy
+    error = frame_errors(UNROLL(model, exact(), 3), exact().x[:, 1:]).mean(1)
+    chosen, reference = objective.reference(UNROLL(model, exact(), 3).detach(), exact())
+    assert len(chosen.unique()) > 1 and not reference.requires_grad
+    loss = relative_loss(error, reference, 1.7, 0.05 * reference, 0.3 * reference)
+    for b in range(4):
+        factor = 1 + 1.7 / (
+            1 + math.exp(-(float((error[b] - reference[b]).detach()) + 0.05 * float(reference[b])) / (0.3 * float(reference[b])))
+        )
+        plain = gradients(model, error[b])
+        assert (gradients(model, loss[b]) - factor * plain).abs().max() <= 1e-10 * plain.abs().max()
+        assert factor != pytest.approx(1 + 1.7 / 2, abs=1e-3)
+
+
+def test_the_gradient_of_an_update_is_the_weighted_mean():
+    model = small_fno().double()
+    objective = Hero(unroll=UNROLL, perturbation=0.2, tau=0.2).build(model, CFG, 3)
+    objective.count = 1  # no refresh
+    moved(model)
+    losses, found, metrics = run(objective, [exact().select(torch.arange(2)), exact().select(torch.arange(2, 4))])
+    made = UNROLL(model, exact(), 3)
+    error = frame_errors(made, exact().x[:, 1:]).mean(1)
+    chosen, reference = objective.reference(made.detach(), exact())
+    factor = 1 + torch.sigmoid((error - reference) / (0.2 * reference)).detach()
+    expected = gradients(model, (factor * error).mean())
+    assert (found - expected).abs().max() <= 1e-10 * expected.abs().max()
+    close(losses.sum(), (error + 0.2 * reference * torch.nn.functional.softplus((error - reference) / (0.2 * reference))).mean(), 1e-12)  # fmt: skip
+    close(metrics["error"], error.mean(), 1e-12)
+    close(metrics["reweighting"], factor.mean(), 1e-12)
+    shares = [float(metrics[f"reference_{name}"]) for name in REFERENCES]
+    assert shares == [float((chosen == r).float().mean()) for r in range(3)]
+
+
+@given(st.floats(-50, 50), st.floats(0, 5), st.floats(0.01, 10), st.floats(-1, 1))
+def test_identity_and_bounds_of_the_closed_form(gap, weight, tau, margin):
+    error = torch.tensor([60.0 + gap], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([60.0], dtype=torch.float64, requires_grad=True)
+    loss = relative_loss(error, reference, weight, margin, tau)
+    slope, other = torch.autograd.grad(loss.sum(), (error, reference), allow_unused=True)
+    factor = float(reweighting(error, reference, weight, margin, tau))
+    assert other is None and float(slope) == pytest.approx(factor, rel=1e-10, abs=1e-10)
+    assert 1 <= factor <= 1 + weight
+    z = (float(error) - 60 + margin) / tau
+    softplus = max(z, 0) + math.log1p(math.exp(-abs(z)))
+    assert float(loss) == pytest.approx(float(error) + weight * tau * softplus, rel=1e-12)
+
+
+def test_weight_0_is_absolute_supervision():
+    one, two = small_fno(), small_fno()
+    hero = run(Hero(unroll=UNROLL, weight=0.0).build(one, CFG, 3), [CLIP])
+    plain = run(RolloutError(unroll=UNROLL).build(two, CFG, 3), [CLIP])
+    close(hero[0], plain[0], 1e-6)
+    close(hero[1], plain[1], 1e-5)
+
+
+# -- references --------------------------------------------------------------------------------------------------------
+
+
+def test_the_lowest_error_wins_and_mean_ranks_break_ties():
+    errors = torch.tensor([[1.0, 1.0, 1.005, math.nan], [2.0, 1.02, 1.0, 3.0], [0.5, 1.005, 1.0, math.inf]])
+    breakers = torch.zeros(3, 3, 4)
+    breakers[:, 0, 1], breakers[:, 2, 1] = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 0.0, 9.0])  # ranks 2 : 1
+    breakers[:, 1, 1] = -5  # best of all, but its error is no tie
+    breakers[:, 1, 2], breakers[:, 2, 2] = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0])  # equal
+    breakers[:, 0, 2] = 4
+    assert strongest(errors, breakers, 0.01).tolist() == [2, 2, 1, 1]
+    assert strongest(errors, breakers, 0.0).tolist() == [2, 0, 1, 1]
+
+
+def test_signals_by_their_definitions():
+    true, made = torch.randn(2, 3, 2, 4, 6), torch.randn(2, 3, 2, 4, 6)
+    power = [torch.fft.fft2(x).abs().square() for x in (made, true)]
+    half = [p[..., :4] for p in power]  # of a real field
+    expected = (half[0] - half[1]).abs().sum((2, 3, 4)) / half[1].sum((2, 3, 4))
+    close(spectral_discrepancy(made, true), expected.mean(1), 1e-5)
+    energy = [x.square().mean((2, 3, 4)) for x in (made, true)]
+    close(energy_drift(made, true), ((energy[0] - energy[1]).abs() / energy[1]).mean(1), 1e-6)
+    errors = (made - true).square().mean((2, 3, 4))
+    close(error_growth(made, true), errors[:, 2] / errors[:, 0], 1e-6)
+    assert spectral_discrepancy(true.roll(2, -1), true).max() < 1e-5  # where a wave is does not count
+    assert spectral_discrepancy(true, true).max() == energy_drift(true, true).max() == 0
+
+
+def test_each_reference_is_what_its_name_says():
+    model = small_fno()
+    objective = Hero(unroll=UNROLL, perturbation=0.5).build(model, CFG, 3)
+    before = UNROLL(model, CLIP, 3).detach()
+    moved(model)
+    current = UNROLL(model, CLIP, 3).detach()
+    eps = noise.normal(noise.row_seed(3, CLIP.index), torch.zeros(4, 1, dtype=torch.int64), PERTURBATION, (2, 1, 12))
+    shaken = replace(CLIP, x=torch.cat((CLIP.x[:, :1] + 0.5 * eps, CLIP.x[:, 1:]), 1))
+    assert torch.equal(objective.perturbed(CLIP).x, shaken.x)
+    for name, trajectory in zip(REFERENCES, (before, current, UNROLL(model, shaken, 3).detach()), strict=True):
+        target = replace(CLIP, x=torch.cat((CLIP.x[:, :1], trajectory), 1))  # a truth that this reference hits
+        chosen, error = (
+            objective.reference(current, target)
+            if name != "perturbed"
+            else objective.reference(current, replace(target, x=target.x))
+        )
+        assert [REFERENCES[r] for r in chosen] == [name] * 4 and error.max() == 0
+
+
+def test_the_present_weights_own_trajectory_bounds_the_reference():
+    model = small_fno()
+    objective = Hero(unroll=UNROLL).build(model, CFG, 3)
+    moved(model)
+    made = UNROLL(model, CLIP, 3).detach()
+    _, reference = objective.reference(made, CLIP)
+    assert (reference <= frame_errors(made, CLIP.x[:, 1:]).mean(1) * 1.01).all()
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+def train(objective, steps, first=0):
+    optimizer = torch.optim.SGD(objective.roles["model"].parameters(), lr=0.05)
+    for n in range(first, first + steps):
+        for update in objective.updates([fields(4, 4, seed=n)]):
+            for loss in update.losses:
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {name: p.detach().clone() for name, p in objective.roles["model"].state_dict().items()}
+
+
+def test_lagged_weights_are_refreshed_when_due():
+    objective = Hero(unroll=UNROLL, refresh=3).build(small_fno(), CFG, 3)
+    weights = [small_fno().state_dict()["lift.weight"].clone()]
+    for n in range(7):
+        weights.append(train(objective, 1, n)["lift.weight"])
+        assert torch.equal(objective.lagged.state_dict()["lift.weight"], weights[3 * (n // 3)])
+    assert not any(p.requires_grad for p in objective.lagged.parameters())
+
+
+def test_a_resumed_objective_goes_on_as_if_nothing_had_been():
+    cfg = Hero(unroll=UNROLL, refresh=3, weight=3.0)
+    whole = train(cfg.build(small_fno(), CFG, 3), 8)
+    objective = cfg.build(small_fno(), CFG, 3)
+    weights, state = train(objective, 5), objective.state_dict()
+    train(objective, 3, 5)  # what follows does not change what was saved
+    other = small_fno(seed=9)
+    other.load_state_dict(weights)
+    resumed = cfg.build(other, CFG, 3)
+    resumed.load_state_dict(state)
+    assert all(torch.equal(value, whole[name]) for name, value in train(resumed, 3, 5).items())
+    with pytest.raises(UserError, match="'lift.weight' is missing"):
+        resumed.load_state_dict({"count": 5, "lagged": {k: v for k, v in weights.items() if k != "lift.weight"}})
+    with pytest.raises(UserError, match="count"):
+        resumed.load_state_dict({"lagged": weights})
+
+
+@pytest.mark.parametrize("bad", [{"tau": 0.0}, {"weight": -1.0}, {"refresh": 0}, {"margin": math.nan}, {"tie": -0.1}])
+def test_bad_configurations(bad):
+    with pytest.raises(UserError, match=next(iter(bad))):
+        Hero(unroll=UNROLL, **bad)
+
+
+# -- pushforward, rollout supervision, world models --------------------------------------------------------------------
+
+
+def test_pushforward_differentiates_its_last_step_alone():
+    model = small_fno()
+    objective = Pushforward(unroll=UNROLL).build(model, CFG, 3)
+    seen = set()
+    for first in range(8):
+        clip = replace(CLIP, index=CLIP.index + first)
+        count = objective.chunks(clip)
+        seen.add(count)
+        with torch.no_grad():
+            x = clip.x[:, 0]
+            for _ in range(count - 1):
+                x = model(x)
+        expected = (model(x) - clip.x[:, count]).square().mean()
+        losses, found, _ = run(objective, [clip])
+        close(losses[0], expected.detach(), 1e-6)
+        close(found, gradients(model, expected), 1e-5)
+    assert seen == {1, 2, 3}
+
+
+def test_rollout_error_differentiates_all_of_it():
+    model = small_fno()
+    x, expected = CLIP.x[:, 0], 0
+    for n in range(1, 4):
+        x = model(x)
+        expected = expected + (x - CLIP.x[:, n]).square().mean() / 3
+    objective = RolloutError(unroll=UNROLL).build(model, CFG, 3)
+    losses, found, _ = run(objective, [CLIP])
+    close(losses[0], expected.detach(), 1e-6)
+    close(found, gradients(model, expected), 1e-5)
+    close(objective.validate(CLIP)["loss"], expected.detach(), 1e-6)
+
+
+@pytest.mark.parametrize("kind", [Hero, Pushforward, RolloutError])
+def test_video_world_models_train_with_the_same_objectives(kind):
+    model = small_dit()
+    clip = small_clip(model)
+    unroll = Unroll(sampler=Euler(steps=2), memory=FullConfig(), context=2)
+    objective = kind(unroll=unroll).build(model, model.cfg, 3)
+    losses, found, _ = run(objective, [clip])
+    assert torch.isfinite(losses).all() and torch.isfinite(found).all() and found.abs().max() > 1e-4
+    assert torch.equal(run(objective, [clip])[1], found)  # all noise is keyed
+    assert objective.validate(clip)["loss"] > 0
+
+
+@pytest.mark.parametrize(("context", "frames"), [(1, 8), (2, 7), (8, 8)])
+def test_clips_that_do_not_fit_are_told(context, frames):
+    model = small_dit()
+    unroll = Unroll(sampler=Euler(steps=1), memory=FullConfig(), context=context)
+    with pytest.raises(UserError, match=f"{frames} frames with {context} given"):
+        unroll(model, small_clip(model, frames=frames), 0)
