@@ -1,8 +1,8 @@
 """The state of a batch of streams as one file: a session that was stopped goes on exactly where it was.
 
 A safetensors file: `frame`, `seed`, `active`, the newest frame as `last`, the memory's own tensors as `memory.NAME`,
-what a sampler has begun as `pending.x` and `pending.ready`; format version and memory configuration are in its metadata
-under "worldmodel".
+what a sampler has begun as `pending.x` and `pending.ready`; format version, memory configuration and the fingerprint of
+the model are in its metadata under "worldmodel".
 """
 
 import json
@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldmodel.errors import UserError
+from worldmodel.fingerprint import fingerprint
 from worldmodel.memory import FullConfig, Memory, WindowConfig
 from worldmodel.serial import check_format, from_json, to_json
 from worldmodel.state import Pending, State
 from worldmodel.weights import read_metadata, read_tensors, write_tensors
 
-FORMAT = 1
+FORMAT = 2  # 1 did not name the model
 
 
-def snapshot(state: State, memory: FullConfig | WindowConfig, path: Path) -> None:
-    """Write a state; `memory` is the configuration that its memory was made from. A full disk is a UserError.
+def snapshot(state: State, model: nn.Module, memory: FullConfig | WindowConfig, path: Path) -> None:
+    """Write a state that `model` has made, with a memory of the configuration `memory`. A full disk is a UserError.
 
     The state stays usable. The file replaces an older one in one piece.
     """
@@ -32,22 +33,27 @@ def snapshot(state: State, memory: FullConfig | WindowConfig, path: Path) -> Non
         tensors |= {"pending.x": state.pending.x, "pending.ready": state.pending.ready}
     if state.last is not None:
         tensors["last"] = state.last
-    about = {"format": FORMAT, "memory": to_json(memory)}
+    about = {"format": FORMAT, "memory": to_json(memory), "model": fingerprint(model)}
     separate = {name: tensor.clone() for name, tensor in tensors.items()}  # the file holds no two views of one storage
     write_tensors(separate, path, {"worldmodel": json.dumps(about)})
 
 
-def restore(path: Path, memory: FullConfig | WindowConfig, device: torch.device | str = "cpu") -> State:
+def restore(
+    path: Path, model: nn.Module, memory: FullConfig | WindowConfig, device: torch.device | str = "cpu"
+) -> State:
     """The state in a file, bit for bit.
 
-    Raises UserError, naming the file, if it is missing, truncated, something else, of a newer format, or of another
-    memory configuration than `memory`.
+    Raises UserError, naming the file, if it is missing, truncated, something else, of a newer format, of another model
+    (by its configuration and weights, see `fingerprint`) or of another memory configuration than `memory`.
     """
     try:
         about: Any = json.loads(read_metadata(path).get("worldmodel", "null"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: not the state of a stream ({error})") from error
-    stored = check_format(about, FORMAT, path, keys=("memory",))["memory"]
+    about = check_format(about, FORMAT, path, keys=("memory", "model"))
+    stored = about["memory"]
+    if about["model"] != fingerprint(model):
+        raise UserError(f"{path}: a stream of another model, its configuration or weights are not those of this one")
     if from_json(stored, FullConfig | WindowConfig, f"{path}: memory") != memory:
         raise UserError(f"{path}: a stream with the memory {stored}, not {to_json(memory)}")
     tensors = read_tensors(path, str(device))

@@ -75,8 +75,8 @@ def test_the_newest_frame_matters_and_only_it(model):
 def test_reset_select_and_snapshot_carry_it(model, tmp_path):
     real, memory = clip(), WindowConfig(ring=6)
     state = start(model, memory, torch.arange(2), real.frames(0, 4))
-    snapshot(state, memory, tmp_path / "state.safetensors")
-    assert torch.equal(restore(tmp_path / "state.safetensors", memory).last, state.last)
+    snapshot(state, model, memory, tmp_path / "state.safetensors")
+    assert torch.equal(restore(tmp_path / "state.safetensors", model, memory).last, state.last)
     assert torch.equal(state.select(torch.tensor([1, 0])).last, state.last.flip(0))
     for rows, seed in (([True], [9, 9]), ([True, False], [9]), ([True, False, True], [9, 9, 9]), ([0, 1], [9, 9])):
         with pytest.raises(ValueError, match=r"reset takes a bool mask and seeds \[2\], not"):

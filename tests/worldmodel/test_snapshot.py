@@ -1,6 +1,8 @@
 """A stream on disk goes on bit for bit; every other file is refused in one line."""
 
+import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tiny import small_clip, small_dit
 
 from worldmodel.errors import UserError
 from worldmodel.memory import FullConfig, WindowConfig
+from worldmodel.models.dit import DiT
 from worldmodel.rollout import replay, rollout, start
 from worldmodel.sampler import Euler, Pipelined
 from worldmodel.session import restore, snapshot
@@ -47,25 +50,25 @@ def begun(model, clip, memory, sampler=EULER):
 @pytest.mark.parametrize("memory", [FullConfig(), WINDOW], ids=str)
 def test_goes_on_bit_for_bit(model, clip, memory, sampler, tmp_path):
     state = begun(model, clip, memory, sampler)
-    snapshot(state, memory, tmp_path / "s.safetensors")
-    again = restore(tmp_path / "s.safetensors", memory)
+    snapshot(state, model, memory, tmp_path / "s.safetensors")
+    again = restore(tmp_path / "s.safetensors", model, memory)
     assert [(a.dtype, a.tolist()) for a in (again.frame, again.seed, again.active)] == [
         (a.dtype, a.tolist()) for a in (state.frame, state.seed, state.active)
     ]
     control = clip.control.frames(12, 24)
     expected, _ = go_on(model, sampler, control, state)
     for _ in range(2):  # the file can be read again and again
-        made, _ = go_on(model, sampler, control, restore(tmp_path / "s.safetensors", memory))
+        made, _ = go_on(model, sampler, control, restore(tmp_path / "s.safetensors", model, memory))
         assert torch.equal(made, expected)
 
 
 def test_replaces_an_older_file_in_one_piece(model, clip, tmp_path, monkeypatch):
     path = tmp_path / "s.safetensors"
-    snapshot(begun(model, clip, WINDOW), WINDOW, path)
+    snapshot(begun(model, clip, WINDOW), model, WINDOW, path)
     before = path.read_bytes()
-    alive = restore(path, WINDOW)
-    snapshot(begun(model, clip, WINDOW, Pipelined(chunks=2, steps=2)), WINDOW, path)
-    assert path.read_bytes() != before and restore(path, WINDOW).pending is not None
+    alive = restore(path, model, WINDOW)
+    snapshot(begun(model, clip, WINDOW, Pipelined(chunks=2, steps=2)), model, WINDOW, path)
+    assert path.read_bytes() != before and restore(path, model, WINDOW).pending is not None
     assert alive.frame.tolist() == [0, 12]  # what was read from the older file does not change
     assert [p.name for p in tmp_path.iterdir()] == ["s.safetensors"]
 
@@ -88,9 +91,11 @@ def rewrite(path, change):
         (lambda p: p.unlink(), "no such file"),
         (lambda p: save_file({"x": torch.zeros(1)}, p), "names no format version"),
         (lambda p: save_file({"x": torch.zeros(1)}, p, {"worldmodel": "{"}), "not the state of a stream"),
-        (lambda p: rewrite(p, lambda a, t: a.update(format=2)), "format 2 is newer than 1"),
+        (lambda p: rewrite(p, lambda a, t: a.update(format=3)), "format 3 is newer than 2"),
         (lambda p: rewrite(p, lambda a, t: a.update(format="1")), "names no format version"),
         (lambda p: rewrite(p, lambda a, t: a.pop("memory")), "key 'memory' is missing"),
+        (lambda p: rewrite(p, lambda a, t: a.pop("model") and a.update(format=1)), "key 'model' is missing"),
+        (lambda p: rewrite(p, lambda a, t: a.update(model=7)), "a stream of another model"),
         (lambda p: rewrite(p, lambda a, t: a["memory"].update(type="Other")), "memory: type 'Other' is none of"),
         (lambda p: rewrite(p, lambda a, t: t.pop("memory.held")), "'held' is missing"),
         (lambda p: rewrite(p, lambda a, t: t.pop("seed")), "'seed' is missing"),
@@ -100,23 +105,37 @@ def rewrite(path, change):
 )
 def test_other_files_are_refused(model, clip, spoil, message, tmp_path):
     path = tmp_path / "s.safetensors"
-    snapshot(begun(model, clip, WINDOW), WINDOW, path)
+    snapshot(begun(model, clip, WINDOW), model, WINDOW, path)
     spoil(path)
     with pytest.raises(UserError, match=message) as error:
-        restore(path, WINDOW)
+        restore(path, model, WINDOW)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_another_memory_is_refused(model, clip, tmp_path):
     path = tmp_path / "s.safetensors"
-    snapshot(begun(model, clip, WINDOW), WINDOW, path)
+    snapshot(begun(model, clip, WINDOW), model, WINDOW, path)
     for other in (FullConfig(), WindowConfig(sink=2, ring=6), WindowConfig(sink=4, ring=2)):
         with pytest.raises(UserError, match=r"a stream with the memory .*WindowConfig.*'sink': 2"):
-            restore(path, other)
+            restore(path, model, other)
+
+
+def test_another_model_is_refused(model, clip, tmp_path):
+    path = tmp_path / "s.safetensors"
+    snapshot(begun(model, clip, WINDOW), model, WINDOW, path)
+    retrained = copy.deepcopy(model)
+    next(iter(retrained.state_dict().values())).view(-1)[0] += 1e-3
+    rewired = DiT(replace(model.cfg, eps=1e-5))  # the same weights under another configuration
+    rewired.load_state_dict(model.state_dict())
+    for other in (retrained, rewired, small_dit(anchor=not model.cfg.anchor)):
+        with pytest.raises(UserError, match=r"s\.safetensors: a stream of another model"):
+            restore(path, other, WINDOW)
+    same = copy.deepcopy(model)
+    assert torch.equal(restore(path, same, WINDOW).frame, restore(path, model, WINDOW).frame)
 
 
 def test_a_folder_that_is_not_there(model, clip, tmp_path):
     with pytest.raises(UserError, match=r"nowhere/s\.safetensors: could not be written"):
-        snapshot(begun(model, clip, WINDOW), WINDOW, tmp_path / "nowhere" / "s.safetensors")
+        snapshot(begun(model, clip, WINDOW), model, WINDOW, tmp_path / "nowhere" / "s.safetensors")
     with pytest.raises(UserError, match="a pickle could run code"):
-        restore(tmp_path / "s.pt", WINDOW)
+        restore(tmp_path / "s.pt", model, WINDOW)

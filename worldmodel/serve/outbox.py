@@ -55,7 +55,7 @@ class Outbox:
         self._waiting = {False: 0, True: 0}  # by source
         self._flying: deque[int] = deque()  # pts that were sent and not acknowledged
         self._sent = -1  # newest pts of the dream that was sent
-        self._ended = False
+        self._held = self._ended = False
 
     @property
     def waiting(self) -> int:
@@ -108,15 +108,17 @@ class Outbox:
             self._pictures.clear()
             self._waiting = {False: 0, True: 0}
 
-    def reopen(self, window: int, first: str) -> None:
-        """Another connection takes from now on: the message `first`, then what still waits.
-
-        What was on its way to the connection before is lost. Nobody may be waiting in `take`.
-        """
+    def hold(self) -> None:
+        """The connection broke: what waits is kept until `reopen`, what was on its way is lost. An end passes."""
         with self._lock:
-            self._window = window
+            self._held = True
             self._flying.clear()
-            self._messages.appendleft(Message(first))
+
+    def reopen(self, window: int, first: list[str]) -> None:
+        """Another connection takes from now on: the messages `first`, then what was kept."""
+        with self._lock:
+            self._held, self._window = False, window
+            self._messages.extendleft(Message(text) for text in reversed(first))
         self._wake()
 
     def acknowledge(self, pts: int) -> bool:
@@ -142,6 +144,8 @@ class Outbox:
         return item
 
     def _next(self) -> Picture | Message | End | None:
+        if self._held and not self._ended:
+            return None
         if self._messages:
             return self._messages.popleft()
         if not self._pictures or (self._window and len(self._flying) >= self._window):

@@ -79,7 +79,7 @@ class Places:
         return place.token
 
     async def claim(self, token: str, line: Line) -> tuple[Session, str] | None:
-        """The session of a token and its next token; None if it was not kept any longer. Raises BadToken.
+        """The session of a token, detached, and its next token; None if it was not kept any longer. Raises BadToken.
 
         Another connection of the session, whose end the server has not noticed yet, gives way first.
         """
@@ -94,6 +94,7 @@ class Places:
         place.before, place.token = token, secrets.token_urlsafe(_TOKEN_BYTES)
         if former is not None:
             await former.give_way()
+            place.session.detach()
         return place.session, place.token
 
     def confirm(self, session: Session) -> None:

@@ -2,11 +2,10 @@
 
 One safetensors file: `actions` [N, K, A] (normalised, as the model read them), `steps` [N] (sampler steps of each
 chunk, 0 for the model's own), and the opening (`x`, `action`, `has_action`, absent for a stream from nothing). Its
-metadata holds the format, the seed, the fingerprint of the weights and the stream configuration as JSON. The same
+metadata holds the format, the seed, the fingerprint of the model and the stream configuration as JSON. The same
 pictures come out on the same kind of device with the same number of threads.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
+from worldmodel.fingerprint import fingerprint
 from worldmodel.models.world import WorldModel
 from worldmodel.sampler import AnySampler, with_steps
 from worldmodel.serial import to_json
@@ -30,7 +30,6 @@ FORMAT = 1
 MAX_ACTION = 1.5  # normalised; ActionSpec clips there
 MAX_VALUE = 1e4  # of the latents and actions of a beginning, whose bulk lies about [-1, 1]
 MAX_STEPS = 64  # of a sampler, as in the protocol
-_SAMPLES = 4096  # of each weight tensor, in the fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +61,9 @@ def play(world: WorldModel, replay: Replay) -> Iterator[Pictures]:
         yield pictures
 
 
-def fingerprint(world: WorldModel) -> str:
-    """A short name of the weights: the hash of evenly spaced values of every tensor."""
-    digest = hashlib.sha256()
-    for module in (world.dit, world.tokenizer):
-        for name, tensor in sorted(module.state_dict().items()):  # pyright: ignore[reportAttributeAccessIssue]
-            flat = tensor.detach().flatten()
-            values = flat[:: max(1, flat.numel() // _SAMPLES)].cpu().double().contiguous()
-            digest.update(f"{name} {list(tensor.shape)}".encode() + values.numpy().tobytes())
-    return digest.hexdigest()[:32]
+def _weights(world: WorldModel) -> str:
+    tokenizer: Any = world.tokenizer  # tokenizers are modules
+    return fingerprint(world.dit, tokenizer)
 
 
 def write_replay(world: WorldModel, replay: Replay) -> bytes:
@@ -86,7 +79,7 @@ def write_replay(world: WorldModel, replay: Replay) -> bytes:
         "format": FORMAT,
         "kind": "replay",
         "seed": replay.opening.seed,
-        "weights": fingerprint(world),
+        "weights": _weights(world),
         "stream": to_json(world.stream),
         "device": world.device.type,
         "threads": torch.get_num_threads(),
@@ -104,7 +97,7 @@ def read_replay(world: WorldModel, data: bytes) -> Replay:
         raise UserError(f"replay: format {one_line(repr(form))} is none, it is a number from 1")
     if form > FORMAT:
         raise UserError(f"replay: format {one_line(str(form))} is newer than {FORMAT}, which this version reads")
-    if facts.get("weights") != fingerprint(world) or facts.get("stream") != to_json(world.stream):
+    if facts.get("weights") != _weights(world) or facts.get("stream") != to_json(world.stream):
         raise UserError("replay: it was made with another model or other stream settings, it would show something else")
     if type(seed) is not int or not 0 <= seed <= MAX_SEED:
         raise UserError(f"replay: seed {one_line(repr(seed))} is none, it is a whole number from 0 to {MAX_SEED}")

@@ -114,8 +114,9 @@ class Session:
         return self._inputs.newest
 
     def detach(self) -> None:
-        """The connection broke: no chunk is made until `resume`."""
+        """The connection broke: no chunk is made and nothing is sent until `resume`."""
         self._detached = True
+        self.outbox.hold()
 
     def resume(self, hello: Hello, welcome: Welcome) -> None:
         """The client is back, with the settings of its hello and no key held. What waits for it follows the welcome."""
@@ -124,12 +125,11 @@ class Session:
         def go_on() -> None:
             self.choices, self._sampler, self._paused = self._choices(hello), sampler, hello.paused
             self._due = time.perf_counter()
-            if self._dream is not None:
-                self._announce(self._dream)
+            where = [] if self._dream is None else [self._started(self._dream)]
+            self.outbox.reopen(hello.window, [write_message(message) for message in (welcome, *where)])
             if self._paused:
                 self.say(Paused(on=True))
 
-        self.outbox.reopen(hello.window, write_message(welcome))
         self._inputs.release()
         self._detached = False
         self._tell(go_on)
@@ -311,16 +311,16 @@ class Session:
         self._due = time.perf_counter()
         self._inputs.take(self._due)  # what was tapped before belongs to the old stream
         self.projector.begin(index)
-        self._announce(dream)
+        self.say(self._started(dream))
         first = self.projector.stamp(0, 1, self._due)
         self.projector.show(dream.last[None], first, CONTEXT, self.choices)
         return first
 
-    def _announce(self, dream: Dream) -> None:
-        """Say what the pictures that follow belong to."""
+    def _started(self, dream: Dream) -> Started:
+        """What the pictures that follow belong to."""
         context, stream = dream.opening.context, self.projector.stream
         given = 0 if context is None else context.x.shape[1]
-        self.say(Started(stream=stream, source=self._source, index=self._start, seed=self.seed, context=given))
+        return Started(stream=stream, source=self._source, index=self._start, seed=self.seed, context=given)
 
     def _return(self) -> None:
         if self._mark is None:

@@ -107,6 +107,29 @@ def test_the_end_comes_last_and_nothing_after_it() -> None:
     run(work())
 
 
+def test_a_broken_connection_keeps_what_waits_for_the_next_one() -> None:
+    async def work() -> None:
+        outbox = Outbox(4, 2, lambda: None)
+        outbox.put([picture(i) for i in range(4)])
+        await taken(outbox, 2)  # on their way, and lost
+        outbox.hold()
+        outbox.say("kept")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(outbox.take(), 0.05)
+        outbox.reopen(1, ["welcome", "started"])
+        assert await taken(outbox, 3) == [Message("welcome"), Message("started"), Message("kept")]
+        assert (await outbox.take()).pts == 2
+        with pytest.raises(TimeoutError):  # the window of the new connection is full
+            await asyncio.wait_for(outbox.take(), 0.05)
+        assert outbox.acknowledge(2)
+        assert (await outbox.take()).pts == 3
+        outbox.hold()
+        outbox.end(4500, "failed", "why")
+        assert await taken(outbox, 2) == [Message("why"), End(4500, "failed")]
+
+    run(work())
+
+
 def test_messages_that_nobody_reads_end_the_session() -> None:
     async def work() -> None:
         outbox = Outbox(9, 0, lambda: None)

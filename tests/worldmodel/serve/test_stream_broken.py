@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save
 from talk import HELLO, fast, get, last_words, wait_for
 
+from worldmodel.fingerprint import fingerprint
 from worldmodel.serial import to_json
 from worldmodel.serve import server
 from worldmodel.serve.client import Client
@@ -20,7 +21,6 @@ from worldmodel.serve.protocol import (
     UPLOAD_REPLAY,
     upload,
 )
-from worldmodel.serve.replay import fingerprint
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_an_exception_in_one_session_spares_the_others(painted, serving, monkeyp
 )
 def test_a_broken_replay_is_one_line_and_the_stream_goes_on(standing, change: dict, text: str) -> None:
     address, studio = standing
-    facts = {"format": 1, "kind": "replay", "seed": 1, "weights": fingerprint(studio.world)}
+    facts = {"format": 1, "kind": "replay", "seed": 1, "weights": fingerprint(studio.world.dit, studio.world.tokenizer)}
     facts |= {"stream": to_json(studio.world.stream)} | change.get("facts", {})
     tensors = {"actions": torch.zeros(1, 4, 3), "steps": torch.zeros(1, dtype=torch.int64)}
     tensors |= {"x": torch.zeros(1, 8, 4, 4, 4), "action": torch.zeros(1, 8, 3)}
