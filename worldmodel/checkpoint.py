@@ -1,7 +1,7 @@
 """Checkpoints of a run: a folder per step, written beside its place and renamed, so that it is never half there.
 
 checkpoints/step_00001000/
-    state.json              format version, step, losses, data split, objective state: everything that is no tensor
+    state.json              format version, step, losses, which run it is of, objective state: all that is no tensor
     ROLE.safetensors        weights of each role
     ROLE.ema.safetensors    averaged weights
     ROLE.optimizer.safetensors
@@ -30,7 +30,7 @@ from worldmodel.errors import UserError
 from worldmodel.serial import check_format, read_json, write_json
 from worldmodel.weights import check_tensors, read_tensors, write_tensors
 
-FORMAT = 1
+FORMAT = 2
 _MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)  # others get nothing
 _ALL = StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False)
 
@@ -118,7 +118,13 @@ def steps(out: Path) -> list[Path]:
 def read_state(folder: Path) -> dict[str, Any]:
     """state.json of a checkpoint; a broken one or a newer format is a UserError."""
     path = folder / "state.json"
-    return check_format(read_json(path), FORMAT, path, keys=("step", "objective", "best", "metrics"))
+    state = check_format(read_json(path), FORMAT, path, keys=("step", "objective", "best", "metrics"))
+    if state["format"] == 1:  # named the run by four keys
+        names = {"model": "model", "actions": "data.action_spec", "split": "data.split", "seed": "seed"}
+        state["run"] = {name: state.pop(key) for key, name in names.items() if key in state}
+    if not isinstance(state.get("run"), dict):
+        raise UserError(f"{path}: key 'run' is missing")
+    return state
 
 
 def restore(folder: Path, roles: Mapping[str, Role]) -> None:

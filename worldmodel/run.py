@@ -33,6 +33,11 @@ class Data(Protocol):
         ...
 
     @property
+    def curriculum(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (step, length): shorter clips until that step; () for one length throughout."""
+        ...
+
+    @property
     def fps(self) -> float:
         """Pixel frames per second."""
         ...
@@ -47,7 +52,7 @@ class Data(Protocol):
 
     @property
     def split(self) -> dict[str, Any]:
-        """Which episodes train and which validate; stored in the checkpoint and compared on resume."""
+        """Which episodes train and which validate."""
         ...
 
     def batches(self, first_step: int, rank: int, world: int, micro: int) -> Iterator[list[Clip]]:

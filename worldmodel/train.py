@@ -29,11 +29,11 @@ from worldmodel.ema import Ema
 from worldmodel.errors import UserError, out_of_memory
 from worldmodel.folders import alone
 from worldmodel.generate import Diverged
+from worldmodel.identity import check_identity, identity
 from worldmodel.models.dit import DiT
 from worldmodel.objectives.base import Objective, Update
 from worldmodel.progress import Line, StopSignal, listed
 from worldmodel.run import Run
-from worldmodel.serial import to_json
 
 Best = tuple[float, int]
 """Lowest validation loss so far, and its step."""
@@ -187,8 +187,9 @@ def _advice(run: Run) -> Iterator[None]:
             raise
         first = str(error).split("\n")[0]
         raise UserError(
-            f"out of memory: raise micro (now {run.micro}), turn on checkpointing (now {run.checkpointing}) or shorten "
-            f"the clips; `estimate` shows what a run needs; {checkpoint.last(run.out)} ({first})"
+            f"out of memory: turn on checkpointing (now {run.checkpointing}), or in another out folder raise micro "
+            f"(now {run.micro}) or shorten the clips; `estimate` shows what a run needs; {checkpoint.last(run.out)} "
+            f"({first})"
         ) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -216,16 +217,8 @@ def _keep(
 
 
 def _state(run: Run, objective: Objective, best: Best | None, metrics: dict[str, float]) -> dict[str, Any]:
-    """What a checkpoint holds besides tensors: the data it saw, its action range, where it stands."""
-    return {
-        "model": to_json(run.model),
-        "actions": to_json(run.data.action_spec),
-        "split": run.data.split,
-        "objective": objective.state_dict(),
-        "best": best,
-        "metrics": metrics,
-        "seed": run.seed,
-    }
+    """What a checkpoint holds besides tensors: which run made it, where it stands."""
+    return {"run": identity(run), "objective": objective.state_dict(), "best": best, "metrics": metrics}
 
 
 def _resume(run: Run, roles: dict[str, Role], objective: Objective) -> tuple[int, Best | None, dict[str, float]]:
@@ -234,10 +227,7 @@ def _resume(run: Run, roles: dict[str, Role], objective: Objective) -> tuple[int
     if not found:
         return 0, None, {}
     folder, state = found[-1], checkpoint.read_state(found[-1])
-    own = _state(run, objective, None, {})
-    for key in ("model", "actions", "split", "seed"):
-        if state.get(key) != own[key]:
-            raise UserError(f"{folder / 'state.json'}: '{key}' differs from this run's; choose another out folder")
+    check_identity(state["run"], run, str(folder / "state.json"))
     checkpoint.restore(folder, roles)
     objective.load_state_dict(state["objective"])
     return state["step"], tuple(state["best"]) if state["best"] else None, state["metrics"]

@@ -161,7 +161,7 @@ def test_run_of_a_tokenizer(tmp_path):
     step = tmp_path / "run" / "checkpoints" / "step_00000007"
     step.mkdir(parents=True)
     (step / "state.json").write_text(
-        json.dumps({"format": checkpoint.FORMAT, "step": 7, "objective": {}, "best": None, "metrics": {}})
+        json.dumps({"format": checkpoint.FORMAT, "step": 7, "run": {}, "objective": {}, "best": None, "metrics": {}})
     )
     AutoencoderConfig(channels=4, widths=(8, 8), blocks=(0, 0)).build().save(tmp_path / "run" / "model")
     folder = tmp_path / "run"
@@ -184,7 +184,7 @@ def test_checkpoints_of_a_run(tmp_path):
     step = tmp_path / "run" / "checkpoints" / "step_00000007"
     step.mkdir(parents=True)
     (step / "state.json").write_text(
-        json.dumps({"format": checkpoint.FORMAT, "step": 7, "objective": {}, "best": None, "metrics": {}})
+        json.dumps({"format": checkpoint.FORMAT, "step": 7, "run": {}, "objective": {}, "best": None, "metrics": {}})
     )
     save_file({"a": torch.zeros(2)}, step / "model.safetensors")
     assert examine(tmp_path / "run").facts["checkpoints"] == ["step_00000007"]

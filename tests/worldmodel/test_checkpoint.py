@@ -20,7 +20,7 @@ from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.optim import AdamW, Muon
 from worldmodel.weights import read_tensors, write_tensors
 
-STATE = {"objective": {}, "best": None, "metrics": {"loss": 1.5}}
+STATE = {"run": {"seed": 0}, "objective": {}, "best": None, "metrics": {"loss": 1.5}}
 
 
 def role(kind=AdamW, seed=0, steps=3, ema=True, frozen=()):
@@ -123,7 +123,7 @@ def test_there_and_back(kind, ema, frozen, tmp_path):
     advance(fresh, 2, seed=1)
     assert same(made, fresh)
     state = checkpoint.read_state(folder)
-    assert state == {"format": 1, "step": 3, **STATE}
+    assert state == {"format": 2, "step": 3, **STATE}
     names = ["model.ema.safetensors"] * ema + ["model.optimizer.safetensors", "model.safetensors", "state.json"]
     assert sorted(p.name for p in folder.iterdir()) == names
     stored = read_tensors(folder / "model.safetensors")
@@ -249,7 +249,8 @@ def first(tensors):
         (lambda f: (f / "state.json").unlink(), r"state\.json: no such file"),
         (lambda f: (f / "state.json").write_text('{"format": 1, "st'), r"state\.json: not valid JSON"),
         (lambda f: (f / "state.json").write_text("[]"), r"state\.json: names no format version"),
-        (change_json(format=2), r"state\.json: format 2 is newer than 1"),
+        (change_json(format=3), r"state\.json: format 3 is newer than 2"),
+        (change_json(run="remove"), r"state\.json: key 'run' is missing"),
         (change_json(format="x"), r"state\.json: names no format version"),
         (change_json(step="remove"), r"state\.json: key 'step' is missing"),
         (change_json(objective="remove"), r"state\.json: key 'objective' is missing"),

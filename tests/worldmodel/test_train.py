@@ -455,7 +455,7 @@ def test_out_of_memory_ends_with_advice(error, tmp_path, monkeypatch):
         return original(*args)
 
     monkeypatch.setattr(training, "apply", apply)
-    advice = r"out of memory: raise micro \(now 1\), turn on checkpointing \(now False\) or shorten .*step_00000004"
+    advice = r"out of memory: turn on checkpointing \(now False\), .* raise micro \(now 1\) or shorten .*step_00000004"
     with pytest.raises(UserError, match=advice):
         train(tiny_run(tmp_path / "run"))
     monkeypatch.setattr(training, "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("something else")))
@@ -515,22 +515,62 @@ def test_a_full_disk(tmp_path):
 @pytest.mark.parametrize(
     ("data", "changes", "message"),
     [
-        ({"held_out": ("0/1",)}, {}, "'split' differs from this run's; choose another out folder"),
-        ({"low": -3.0}, {}, "'actions' differs"),
-        ({}, {"seed": 1}, "'seed' differs"),
-        ({}, {"model": DiTConfig(channels=2, size=(4, 6), chunk=2, dim=16, heads=1, actions=3)}, "'model' differs"),
-        ({}, {"optimizer": Muon()}, r"model\.optimizer\.safetensors: weight 'state\..*' is missing: this is not"),
+        (
+            {"held_out": ("0/1",)},
+            {},
+            r"data\.split\.validation was \['0/3'\], this run's is \['0/1'\]; choose another out",
+        ),
+        ({"low": -3.0}, {}, r"data\.action_spec\.low was \[-2\.0, -2\.0, -2\.0\], this run's is \[-3\.0"),
+        ({"batch": 8}, {}, "data.batch was 4, this run's is 8;"),
+        ({"length": 8}, {}, "data.length was 6, this run's is 8;"),
+        ({"curriculum": ((1, 4),)}, {}, r"data\.curriculum was \[\], this run's is \[\[1, 4\]\];"),
+        ({}, {"seed": 1}, "seed was 0, this run's is 1;"),
+        ({}, {"micro": 2}, "micro was 1, this run's is 2;"),
+        (
+            {},
+            {"model": DiTConfig(channels=2, size=(4, 6), chunk=2, dim=16, heads=1, actions=3)},
+            "model.depth was 1, thi",
+        ),
+        ({}, {"objective": FlowMatching(context_noise=0.3)}, r"objective\.context_noise was 0\.2, this run's is 0\.3;"),
+        ({}, {"optimizer": Muon()}, r"optimizer\.type was AdamW, this run's is Muon;"),
     ],
-    ids=["split", "actions", "seed", "model", "optimizer"],
+    ids=["split", "actions", "batch", "length", "curriculum", "seed", "micro", "model", "objective", "optimizer"],
 )
 def test_another_run_does_not_resume(data, changes, message, tmp_path):
     train(tiny_run(tmp_path / "run", steps=2, validate=0))
     before = tensors_in(tmp_path / "run")
     with pytest.raises(UserError, match=message) as error:
         train(tiny_run(tmp_path / "run", data, **changes))
-    assert "step_00000002" in str(error.value)
+    assert "step_00000002/state.json: " in str(error.value) and "\n" not in str(error.value)
     after = tensors_in(tmp_path / "run")
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_what_may_change_on_resume(tmp_path):
+    """How far and how fast, and what is written meanwhile; a checkpoint of format 1 knew four of the names."""
+    train(tiny_run(tmp_path / "run", steps=2, validate=0))
+    rates = {"optimizer": AdamW(lr=1e-3), "clip_grad": 0.5, "schedule": Schedule(warmup=1, floor=0.1)}
+    train(tiny_run(tmp_path / "run", steps=3, validate=0, checkpointing=True, log_every=2, save_every=1, **rates))
+    state = checkpoint.steps(tmp_path / "run")[-1] / "state.json"
+    data = json.loads(state.read_text())
+    del data["run"]["objective"]["std"]  # of a version without that field, whose default it is
+    state.write_text(json.dumps(data))
+    train(tiny_run(tmp_path / "run", steps=4))
+    state = checkpoint.steps(tmp_path / "run")[-1] / "state.json"
+    data = json.loads(state.read_text())
+    run = data.pop("run")
+    names = {"model": run["model"], "actions": run["data.action_spec"], "split": run["data.split"], "seed": run["seed"]}
+    state.write_text(json.dumps({**data, **names, "format": 1}))
+    with pytest.raises(UserError, match="seed was 0, this run's is 2;"):
+        train(tiny_run(tmp_path / "run", steps=5, seed=2))
+    train(tiny_run(tmp_path / "run", steps=5))
+    assert checkpoint.read_state(checkpoint.steps(tmp_path / "run")[-1])["run"]["data.batch"] == 4
+    with pytest.raises(UserError, match=r"state\.json: model: unknown key 'deep'"):
+        state = checkpoint.steps(tmp_path / "run")[-1] / "state.json"
+        data = json.loads(state.read_text())
+        data["run"]["model"]["deep"] = 3
+        state.write_text(json.dumps(data))
+        train(tiny_run(tmp_path / "run", steps=6))
 
 
 def test_parts_that_do_not_fit(tmp_path):
