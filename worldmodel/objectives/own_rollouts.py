@@ -1,0 +1,168 @@
+"""What objectives that train on self-generated continuations share: rollouts of real clips by the deployed sampler."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worldmodel import noise
+from worldmodel.chunk import ActionControl, Clip
+from worldmodel.differentiable import Gradients, Take, dream, parallel, rehearse
+from worldmodel.errors import UserError
+from worldmodel.memory import FullConfig, Memory, MemoryConfig, WindowConfig
+from worldmodel.models.dit import DiT
+from worldmodel.models.world import StreamConfig
+from worldmodel.rollout import start
+from worldmodel.sampler import Solver
+from worldmodel.state import State
+
+CALL = 0  # draw of a step's keyed generator
+
+
+class Forwarded:
+    """A DiT behind a wrapper (DDP, FSDP): every use of its parameters goes through the wrapper's forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        inner: Any = getattr(model, "module", model)
+        if not isinstance(inner, DiT):
+            raise TypeError(f"rollouts in training need a DiT, not {type(inner).__name__}")
+        self.model, self.inner = model, inner
+
+    @property
+    def chunk(self) -> int:
+        return self.inner.chunk
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        return self.inner.frame_shape
+
+    def empty_memory(self, config: MemoryConfig, batch: int) -> Memory:
+        return self.inner.empty_memory(config, batch)
+
+    def prepare(self, control: Any, state: State) -> Any:
+        return self.model("prepare", control, state)
+
+    def velocity(self, x_t: Tensor, t: Tensor, prepared: Any) -> Tensor:
+        return self.model("velocity", x_t, t, prepared)
+
+    def remember(self, chunk: Any, state: State, time: float = 0.0) -> Memory:
+        return self.model("remember", chunk, state, time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRollouts:
+    """How rollouts are made in training. Sampler, memory and context time are the stream's: what a user will see.
+
+    prefix: real chunks that a rollout starts from. lengths: pairs (from step, chunks), the schedule of its length.
+    gradients: see `worldmodel.differentiable`.
+    """
+
+    prefix: int = 1
+    lengths: tuple[tuple[int, int], ...] = ((0, 6),)
+    gradients: Gradients = field(default_factory=Gradients)
+
+    def __post_init__(self) -> None:
+        steps = [step for step, _ in self.lengths]
+        if self.prefix < 1 or not steps or steps[0] != 0 or sorted(set(steps)) != steps:
+            raise UserError(
+                f"rollouts: prefix {self.prefix} must be at least 1 and lengths {self.lengths} begin at step 0 and rise"
+            )
+        if min(chunks for _, chunks in self.lengths) < 1:
+            raise UserError(f"rollouts: lengths {self.lengths} need at least one chunk each")
+
+    def chunks(self, step: int) -> int:
+        """The length of a rollout at a training step."""
+        return [chunks for since, chunks in self.lengths if since <= step][-1]
+
+    def build(self, model: nn.Module, stream: StreamConfig, seed: int) -> "Rollouts":
+        return Rollouts(self, model, stream, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A rollout of the first pass: the real beginning, the control after it, and what every chunk's sampling took."""
+
+    context: Clip[ActionControl]
+    control: ActionControl  # [B, T]
+    takes: list[Take]
+    seed: Tensor  # [B]
+    u: float
+    after: State
+
+    @property
+    def x(self) -> Tensor:
+        """The generated latents [B, T, C, H, W]."""
+        return torch.cat([take.x for take in self.takes], 1)
+
+
+class Rollouts:
+    """Rollouts of a model in training."""
+
+    def __init__(self, cfg: OwnRollouts, model: nn.Module, stream: StreamConfig, seed: int) -> None:
+        if not isinstance(stream.sampler, Solver):
+            raise UserError(f"training through a rollout needs Euler, Heun or FewStep, not {stream.sampler}")
+        self.cfg, self.model, self.stream, self.seed = cfg, Forwarded(model), stream, seed
+        self.solver: Solver = stream.sampler
+        if cfg.gradients.memory == "full":
+            raise UserError("training through a rollout keeps one chunk's graph; memory 'full' needs all of them")
+
+    def first(self, clip: Clip[ActionControl], step: int, chunks: int) -> Made:
+        """The first pass, from the clip's first frames under its recorded actions; no gradients.
+
+        step: of the training; it draws the call that carries gradients, the same on every process.
+        """
+        size, prefix = self.model.chunk, self.cfg.prefix * self.model.chunk
+        if clip.x.shape[1] < prefix + chunks * size:
+            raise UserError(
+                f"rollouts: {self.cfg.prefix} chunks of prefix and {chunks} generated ones of {size} frames need clips "
+                f"of {prefix + chunks * size} frames, these have {clip.x.shape[1]}"
+            )
+        context, control = clip.frames(0, prefix), clip.control.frames(prefix, prefix + chunks * size)
+        seed, u = noise.row_seed(self.seed, clip.index), self._draw(step, clip.x.device)
+        takes, after = dream(
+            self.model, control, self.solver, self._start(context, seed), self.cfg.gradients, u,
+            self.stream.context_time,
+        )  # fmt: skip
+        return Made(context, control, takes, seed, u, after)
+
+    def again(self, made: Made, pulls: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The second pass: losses [] whose gradients sum to that of a loss with dL/dx `pulls` [B, K, ...] per chunk."""
+        if self.cfg.gradients.memory == "replay":
+            together = parallel(
+                self.model.model, made.context, made.control, self.solver, made.takes, self._window(made),
+                self.stream.context_time,
+            )  # fmt: skip
+            yield (together * torch.cat(list(pulls), 1)).sum()
+            return
+        seen = rehearse(
+            self.model, made.control, self.solver, self._start(made.context, made.seed), self.cfg.gradients,
+            made.takes, made.u, self.stream.context_time,
+        )  # fmt: skip
+        for x, pull in zip(seen, pulls, strict=True):
+            yield (x * pull).sum()
+
+    def losses(self, made: Made) -> int:
+        """How many losses `again` yields."""
+        return 1 if self.cfg.gradients.memory == "replay" else len(made.takes)
+
+    @torch.no_grad()
+    def _start(self, context: Clip[ActionControl], seed: Tensor) -> State:
+        return start(self.model, self.stream.memory, seed, context, self.stream.context_time)
+
+    def _draw(self, step: int, device: torch.device) -> float:
+        row = noise.row_seed(self.seed, torch.tensor([step], device=device))
+        return float(noise.uniform(row, torch.zeros_like(row)[:, None], CALL))
+
+    def _window(self, made: Made) -> int | None:
+        memory, frames = self.stream.memory, made.context.x.shape[1] + made.control.length
+        match memory:
+            case FullConfig():
+                return None
+            case WindowConfig(sink=0, ring=ring):
+                return ring
+            case WindowConfig(sink=sink, ring=ring) if frames <= sink + ring:
+                return None
+            case _:
+                raise UserError(f"gradients: memory 'replay' cannot follow {memory} over {frames} frames")

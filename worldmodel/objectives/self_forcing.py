@@ -1,0 +1,120 @@
+"""Self Forcing with distribution matching: the baseline that needs a teacher and a critic (2506.08009, 2405.14867).
+
+The student rolls out by its own sampler; a frozen teacher and a critic, which learns to denoise the student's chunks,
+tell the difference of their scores there. With x the student's chunks, noised to x_t, and x0 the predictions of both:
+
+    g = (x0_critic - x0_teacher) / mean |x - x0_teacher|        (the mean of each row over everything else)
+
+is the gradient that the student's chunks receive. Teacher and critic are chunk-causal models of the same shape; both
+see the student's own chunks as history. The critic makes a step on every training step, the student on every
+`ratio`-th.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worldmodel import flow, noise
+from worldmodel.chunk import ActionControl, Clip
+from worldmodel.errors import UserError
+from worldmodel.objectives.base import Update
+from worldmodel.objectives.own_rollouts import Made, OwnRollouts, Rollouts
+
+LEVEL, NOISE, CRITIC_LEVEL, CRITIC_NOISE = range(1 << 20, (1 << 20) + 4)  # draws beyond any sampler's
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfForcing:
+    """Configuration.
+
+    teacher: folder of a world model whose transformer has this run's shape; it is the frozen teacher, and the critic
+    starts from it. ratio: critic steps per student step. guidance: of the teacher. levels: range of the flow times at
+    which scores are compared. Start the student from a trained model (`init`).
+    """
+
+    teacher: str
+    rollouts: OwnRollouts = field(default_factory=OwnRollouts)
+    ratio: int = 5
+    guidance: float = 1.0
+    levels: tuple[float, float] = (0.02, 0.98)
+
+    def __post_init__(self) -> None:
+        low, high = self.levels
+        if self.ratio < 1 or not 0 < low < high < 1:
+            raise UserError(
+                f"self forcing: ratio {self.ratio} must be at least 1 and levels {self.levels} rise in (0, 1)"
+            )
+
+
+class SelfForcingObjective:
+    """Roles `critic` and `model`."""
+
+    def __init__(
+        self, cfg: SelfForcing, model: nn.Module, critic: nn.Module, teacher: nn.Module, rollouts: Rollouts, seed: int
+    ) -> None:
+        self.cfg, self.teacher, self.rollouts, self.seed = cfg, teacher, rollouts, seed
+        self.roles, self.step = {"model": model, "critic": critic}, 0
+
+    def updates(self, clips: list[Clip[ActionControl]]) -> Iterator[Update]:
+        chunks = self.rollouts.cfg.chunks(self.step)
+        made = [self.rollouts.first(clip, self.step, chunks) for clip in clips]
+        yield Update("critic", (self.critic_loss(m) / len(made) for m in made), len(made))
+        if self.step % self.cfg.ratio == self.cfg.ratio - 1:
+            losses = (loss for m in made for loss in self.rollouts.again(m, self._pulls(m, len(made))))
+            yield Update("model", losses, sum(self.rollouts.losses(m) for m in made))
+        self.step += 1
+
+    def critic_loss(self, made: Made) -> Tensor:
+        """Flow matching on the student's chunks, given those before them."""
+        x = made.x.detach()
+        t, eps = self._noised(made, CRITIC_LEVEL, CRITIC_NOISE)
+        v = self._velocity(self.roles["critic"], made, flow.interpolate(x, eps, t), t)
+        return (v - flow.velocity(x, eps)).square().mean()
+
+    @torch.no_grad()
+    def difference(self, made: Made) -> Tensor:
+        """The normalised difference g of the scores [B, T, C, H, W]."""
+        seen = torch.cat([take.seen for take in made.takes], 1)
+        t, eps = self._noised(made, LEVEL, NOISE)
+        x_t = flow.interpolate(seen, eps, t)
+        false = flow.clean(x_t, self._velocity(self.roles["critic"], made, x_t, t), t)
+        v = self._velocity(self.teacher, made, x_t, t)
+        if self.cfg.guidance != 1.0:
+            without = self._velocity(self.teacher, made, x_t, t, drop=True)
+            v = without + self.cfg.guidance * (v - without)
+        true = flow.clean(x_t, v, t)
+        scale = (seen - true).abs().mean(dim=tuple(range(1, seen.ndim)), keepdim=True)
+        return (false - true) / scale.clamp_min(1e-6)
+
+    def _pulls(self, made: Made, parts: int) -> list[Tensor]:
+        difference = self.difference(made) / (made.x.numel() * parts)
+        return list(difference.split([take.x.shape[1] for take in made.takes], 1))
+
+    def _noised(self, made: Made, level: int, draw: int) -> tuple[Tensor, Tensor]:
+        """Flow times [B, T], one for each row, and noise [B, T, C, H, W]."""
+        low, high = self.cfg.levels
+        frames = torch.arange(made.x.shape[1], device=made.x.device).expand(made.x.shape[:2])
+        t = low + (high - low) * noise.uniform(made.seed, frames[:, :1], level)
+        return t.expand(made.x.shape[:2]), noise.normal(made.seed, frames, draw, tuple(made.x.shape[2:]))
+
+    def _velocity(self, model: nn.Module, made: Made, x_t: Tensor, t: Tensor, drop: bool = False) -> Tensor:
+        """Of all chunks, each with the clean ones before it as history."""
+        x = torch.cat((made.context.x, made.x.detach()), 1)[:, : -made.takes[-1].x.shape[1]]
+        whole = made.context.control.join(made.control)
+        rows = torch.full((x.shape[0],), drop, device=x.device)
+        return model("clip", x_t, t, whole, (x, torch.zeros(x.shape[:2], device=x.device)), None, rows)
+
+    def validate(self, clip: Clip[ActionControl]) -> dict[str, Tensor]:
+        """Mean absolute difference of the scores on rollouts of held-out clips: 0 where critic and teacher agree."""
+        with torch.no_grad():
+            made = self.rollouts.first(clip, self.step, self.rollouts.cfg.chunks(self.step))
+            return {"loss": self.difference(made).abs().mean()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = int(state["step"])
