@@ -10,9 +10,9 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import tyro
 
@@ -54,10 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; bad input is one line on stderr and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
     name = argv[0] if argv else "--help"
-    if name == "evaluate" and len(argv) > 1:
+    if name == "evaluate" and argv[1:2] not in ([], ["-h"], ["--help"]):
         name, argv = f"evaluate {argv[1]}", argv[1:]
-    if name in ("-h", "--help"):
-        print(_overview())
+    if name in ("-h", "--help", "evaluate"):
+        print(_overview("evaluate" if name == "evaluate" else ""))
         return 0
     if name == "--version":
         print(f"worldmodel {__version__}")
@@ -88,8 +88,9 @@ def _line(error: UserError | str) -> str:
     return "error: " + " ".join(text.split())
 
 
-def _overview() -> str:
-    lines = "\n".join(f"  {name:17} {command.help}" for name, command in COMMANDS.items())
+def _overview(group: str) -> str:
+    """The commands whose names begin with `group`."""
+    lines = "\n".join(f"  {name:17} {command.help}" for name, command in COMMANDS.items() if name.startswith(group))
     return f"usage: worldmodel COMMAND [OPTIONS]\n\n{lines}\n\nworldmodel COMMAND --help explains one, with an example."
 
 
@@ -160,11 +161,23 @@ def _run(name: str, command: Callable[..., int], args: list[str]) -> Any:
     if not args or args[0] in ("-h", "--help"):
         print(f"usage: worldmodel {name} CONFIG [OPTIONS]\n\n{inspect.getdoc(command)}")
         return None
-    run = load(args[0])
+    run, rest = _turned_off(load(args[0]), args[1:])
     kind: Any = type(run)
     kind = kind[type(run.data)]  # so that the data's own fields are options too
     config = (tyro.conf.AvoidSubcommands,)
-    return tyro.cli(kind, prog=f"worldmodel {name} {args[0]}", default=run, args=args[1:], config=config)
+    return tyro.cli(kind, prog=f"worldmodel {name} {args[0]}", default=run, args=rest, config=config)
+
+
+def _turned_off(run: Any, args: list[str]) -> tuple[Any, list[str]]:
+    """Apply `--lora None` and take it out of the options: tyro knows the fields of such a part, but not the part."""
+    kinds = {name: get_args(hint) for name, hint in get_type_hints(type(run)).items()}
+    parts = {f"--{name}": name for name, of in kinds.items() if type(None) in of and any(map(is_dataclass, of))}
+    rest = [part for arg in args for part in (arg.split("=", 1) if arg.endswith("=None") else (arg,))]
+    for at in reversed(range(len(rest) - 1)):
+        if rest[at] in parts and rest[at + 1] == "None":
+            run = replace(run, **{parts[rest[at]]: None})
+            del rest[at : at + 2]
+    return run, rest
 
 
 def collect(
