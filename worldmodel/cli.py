@@ -54,10 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; bad input is one line on stderr and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
     name = argv[0] if argv else "--help"
-    if name == "evaluate" and argv[1:2] not in ([], ["-h"], ["--help"]):
+    if name == "evaluate" and len(argv) > 1:
         name, argv = f"evaluate {argv[1]}", argv[1:]
-    if name in ("-h", "--help", "evaluate"):
-        print(_overview("evaluate" if name == "evaluate" else ""))
+    if name in ("-h", "--help"):
+        print(_overview())
         return 0
     if name == "--version":
         print(f"worldmodel {__version__}")
@@ -88,9 +88,8 @@ def _line(error: UserError | str) -> str:
     return "error: " + " ".join(text.split())
 
 
-def _overview(group: str) -> str:
-    """The commands whose names begin with `group`."""
-    lines = "\n".join(f"  {name:17} {command.help}" for name, command in COMMANDS.items() if name.startswith(group))
+def _overview() -> str:
+    lines = "\n".join(f"  {name:17} {command.help}" for name, command in COMMANDS.items())
     return f"usage: worldmodel COMMAND [OPTIONS]\n\n{lines}\n\nworldmodel COMMAND --help explains one, with an example."
 
 

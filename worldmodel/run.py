@@ -71,9 +71,9 @@ class Run[D: Data]:
     micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init:
     where the transformer's weights start: a world model's folder, a diffusers Wan transformer's folder or its name
     on the hub. text: features that a pretrained text-to-video model attends to (models/text.py makes it); without,
-    zeros. lora: train adapters on frozen weights; what the run makes has them merged. checkpointing, compile: of
-    the transformer's blocks. threads: of the CPU. validate: held-out batches per validation, 0 for none. log_every,
-    save_every, validate_every, sample_every: in steps; 0 only at the end.
+    zeros. lora: train adapters on the frozen weights of init; what the run makes has them merged. checkpointing,
+    compile: of the transformer's blocks. threads: of the CPU. validate: held-out batches per validation, 0 for none.
+    log_every, save_every, validate_every, sample_every: in steps; 0 only at the end.
     """
 
     data: D
@@ -114,6 +114,10 @@ class Run[D: Data]:
             raise UserError(f"run: seed must be in [0, 2**63), not {self.seed}")
         if not 0 <= self.ema < 1 or not self.clip_grad > 0:
             raise UserError(f"run: ema {self.ema} must be in [0, 1) and clip_grad {self.clip_grad} above 0")
+        if self.lora is not None and self.init is None:
+            raise UserError(
+                "run: lora adapts pretrained weights, which init must name; or train all of it (--lora None)"
+            )
 
 
 def load(path: Path | str) -> Run:

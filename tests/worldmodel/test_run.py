@@ -6,6 +6,7 @@ import pytest
 from tiny import TinyData, tiny_run
 
 from worldmodel.errors import UserError
+from worldmodel.models.lora import LoraConfig
 from worldmodel.run import Run, load
 
 GOOD = """
@@ -77,6 +78,7 @@ def test_a_mistake_in_the_file_is_one_line_that_names_its_place(text, message, t
         ({"seed": -1}, r"seed must be in \[0, 2\*\*63\), not -1"),
         ({"save_every": -1}, "save_every must be at least 0, not -1"),
         ({"clip_grad": 0.0}, r"clip_grad 0\.0 above 0"),
+        ({"lora": LoraConfig()}, "lora adapts pretrained weights, which init must name"),
     ],
 )
 def test_bad_values(change, message, tmp_path):
