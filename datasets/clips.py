@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from worldmodel.actions import ActionSpec
-from worldmodel.datasets.progress import progress_bar
 from worldmodel.datasets.recordings import Frame, check_actions, numbered
 from worldmodel.datasets.video import SUFFIXES, VideoFile, open_video
 from worldmodel.errors import UserError
+from worldmodel.progress import progress_bar
 
 CAMERA = "video"
 MANY = 50  # files that take a while to look at

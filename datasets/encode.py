@@ -31,7 +31,6 @@ from worldmodel.datasets.latent_files import (
     write_episode,
     write_info,
 )
-from worldmodel.datasets.progress import progress_bar
 from worldmodel.datasets.recordings import (
     Frame,
     Recordings,
@@ -49,6 +48,7 @@ from worldmodel.models.pixel_tokenizer import PixelTokenizer
 from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.pixels import to_float, to_uint8
+from worldmodel.progress import progress_bar
 
 BATCH = 32  # frames encoded at once, a multiple of every temporal factor
 LOOKED_AT = 8  # frames after the first, to see how well the tokenizer fits

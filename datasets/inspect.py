@@ -12,12 +12,12 @@ from worldmodel import checkpoint
 from worldmodel.datasets.clips import MANY, VideoFolder, video_paths
 from worldmodel.datasets.latent_files import INFO, PLAN, Latents, LatentsInfo
 from worldmodel.datasets.lerobot import LeRobotRecordings, is_lerobot
-from worldmodel.datasets.progress import progress_bar
 from worldmodel.datasets.recordings import Recordings, located
 from worldmodel.datasets.video import open_video
 from worldmodel.errors import UserError
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import WorldModel
+from worldmodel.progress import progress_bar
 from worldmodel.run import load
 from worldmodel.serial import read_json
 from worldmodel.weights import PICKLES, read_tensors

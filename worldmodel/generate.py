@@ -1,11 +1,9 @@
 """Long generation from a model's own beginnings or from recordings, as video."""
 
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from worldmodel.actions import ActionSpec
@@ -14,6 +12,7 @@ from worldmodel.errors import Diverged, UserError
 from worldmodel.models.tokenizer import DecodeState
 from worldmodel.models.world import WorldModel
 from worldmodel.pixels import enlarge, to_uint8, write_video
+from worldmodel.progress import progress_bar
 from worldmodel.rollout import replay, rollout, start
 from worldmodel.sampler import AnySampler
 
@@ -57,19 +56,13 @@ def generate(
     _check_finite(decoded, "the pixels of the context", 0)
     pieces = [to_uint8(decoded)]
     total = control.length - control.length % model.chunk
-    with Progress(
-        TextColumn("rollout"), BarColumn(), TextColumn("{task.fields[rate]:.0f} frames/s"), TimeRemainingColumn(),
-        disable=quiet,
-    ) as bar:  # fmt: skip
-        task, began = bar.add_task("", total=total, rate=0.0), time.perf_counter()
+    with progress_bar("rollout", total // model.chunk * world.pixel_frames, shown=not quiet) as advance:
         for chunk, _ in rollout(model, controls, sampler, state, stream.context_time):
-            done = sum(piece.shape[1] for piece in pieces)
             _check_finite(chunk.x, "the latents", int(chunk.start[0]))
             decoded, cache = _decode(world, chunk, cache)
-            _check_finite(decoded, "the pixels", done)
+            _check_finite(decoded, "the pixels", sum(piece.shape[1] for piece in pieces))
             pieces.append(to_uint8(decoded))
-            made = done + decoded.shape[1] - pieces[0].shape[1]
-            bar.update(task, advance=model.chunk, rate=made / (time.perf_counter() - began))
+            advance(decoded.shape[1])
     return np.concatenate(pieces, 1)
 
 

@@ -21,10 +21,10 @@ from worldmodel.evaluate.following import (
     train_probe,
 )
 from worldmodel.evaluate.probe import WINDOW, Probe
-from worldmodel.evaluate.progress import stage
 from worldmodel.evaluate.recordings import Recordings, check_fit, excerpts
 from worldmodel.evaluate.report import Metric, Outcome, Report
 from worldmodel.models.world import WorldModel
+from worldmodel.progress import progress_bar
 
 LENGTH = 24  # frames of a training clip of the probe
 
@@ -69,7 +69,7 @@ def evaluate_actions(
     pieces = excerpts(held_out, begin + per_clip, clips, seeds[0])
     start, control = beginning(world, pieces, context), following(world, pieces, context, pieces.actions)
     few = torch.arange(min(gap_clips, clips), device=world.device)
-    with stage("continuations", per_clip * (clips + len(few) * (1 + len(ARMS))), quiet=quiet) as progress:
+    with progress_bar("continuations", per_clip * (clips + len(few) * (1 + len(ARMS))), shown=not quiet) as progress:
         made = continuations(world, start, control, seeds[0], progress=progress)[:, :frames]
         other = counterfactuals(world, start.select(few), control.select(few), made[: len(few)], seeds, progress)
 
@@ -111,7 +111,9 @@ def evaluate_actions(
 def _probe(
     world: WorldModel, train: Recordings, clips: int, epochs: int, seed: int, quiet: bool
 ) -> tuple[Probe, Targets]:
-    with stage("probe", clips * (LENGTH + epochs * (LENGTH - WINDOW)), "windows", quiet=quiet) as progress:
+    with progress_bar(
+        "probe", clips * (LENGTH + epochs * (LENGTH - WINDOW)), unit="windows", shown=not quiet
+    ) as progress:
         return train_probe(world, train, clips, LENGTH, epochs, seed, progress, progress)
 
 

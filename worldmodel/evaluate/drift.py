@@ -8,10 +8,10 @@ from worldmodel.evaluate.continuation import whole_chunks
 from worldmodel.evaluate.drift_page import figures, films, notes, sheet
 from worldmodel.evaluate.horizon import closeness, continue_short, horizon_metrics, mean_metric, perceptual_metrics
 from worldmodel.evaluate.long_rollouts import drift_metrics, drift_of, roll_long, temporal_metrics
-from worldmodel.evaluate.progress import stage
 from worldmodel.evaluate.recordings import Recordings, check_fit
 from worldmodel.evaluate.report import Report
 from worldmodel.models.world import WorldModel
+from worldmodel.progress import progress_bar
 
 PERCEPTUAL = (1, 2, 4, 8, 16)
 
@@ -54,15 +54,17 @@ def evaluate_drift(
         )
     judges = tuple(open_encoder(choice, world.tokenizer, world.device) for choice in encoders)
     made = clips * len(seeds) * whole_chunks(world, horizon) * world.pixel_frames
-    with stage("short continuations", made, quiet=quiet) as progress:
+    with progress_bar("short continuations", made, shown=not quiet) as progress:
         short = continue_short(world, recordings, clips, context, horizon, seeds, progress)
-    with stage("long rollouts", rollouts * whole_chunks(world, frames) * world.pixel_frames, quiet=quiet) as progress:
+    with progress_bar(
+        "long rollouts", rollouts * whole_chunks(world, frames) * world.pixel_frames, shown=not quiet
+    ) as progress:
         long = roll_long(world, recordings, rollouts, context, frames, window, reference, seeds, progress)
 
     drifts = []
     for judge in judges:
         seen = len(long.reference) + rollouts * window * (windows + len(long.windows))
-        with stage(f"features: {judge.name}", seen, quiet=quiet) as progress:
+        with progress_bar(f"features: {judge.name}", seen, shown=not quiet) as progress:
             drifts.append(drift_of(judge, long, windows, progress))
 
     perceptual = next((judge for judge in judges if isinstance(judge, Lite0Encoder)), None)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from worldmodel.calibration import Calibration, calibrate
 from worldmodel.errors import UserError
 from worldmodel.evaluate import plots
-from worldmodel.evaluate.progress import stage
 from worldmodel.evaluate.report import Figure, Metric, Outcome, Report
 from worldmodel.evaluate.statistics import bootstrap, mean_interval, quantile_interval
 from worldmodel.evaluate.streams import Recompute, Stream, Timed, cached_and_recompute, clock
 from worldmodel.models.world import WorldModel
+from worldmodel.progress import progress_bar
 
 EARLY = slice(20, 70)  # chunks that later ones are compared with
 ROUNDS = 50
@@ -90,7 +90,7 @@ def evaluate_latency(
 def _stream(world: WorldModel, chunks: int, deadline: float | None, seed: int, quiet: bool) -> Streamed:
     stream = Stream(world, world.stream.memory, seed)
     times, memory, young = list[Timed](), list[int](), stream
-    with stage("stream", chunks, "chunks", quiet=quiet) as progress:
+    with progress_bar("stream", chunks, unit="chunks", shown=not quiet) as progress:
         for c in range(chunks):
             if c == EARLY.start:
                 young = stream.copy()
@@ -110,7 +110,7 @@ def _rounds(streamed: Streamed, cached: Stream, recompute: Recompute, deadline: 
     for warm in (streamed.young.copy(), cached.copy()):
         warm.next()
     recompute.once()
-    with stage("arms in turn", ROUNDS, "rounds", quiet=quiet) as progress:
+    with progress_bar("arms in turn", ROUNDS, unit="rounds", shown=not quiet) as progress:
         while len(found) < ROUNDS:
             if deadline is not None and len(found) >= LEAST_ROUNDS and time.perf_counter() > deadline:
                 break
