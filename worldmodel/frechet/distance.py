@@ -23,6 +23,7 @@ Letters: N samples, D features, index r for the reference.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -61,7 +62,6 @@ class DistanceTo:
         self.cfg, self.reference = cfg, reference.detach()
         covariance = _shrunk(self.reference.covariance, cfg.shrinkage)
         self._variance, self._covariance = covariance.diagonal(), covariance  # [D], [D, D]
-        self._root: Tensor | None = None  # made when it is first needed: few samples never do
 
     @property
     def dimension(self) -> int:
@@ -91,8 +91,7 @@ class DistanceTo:
         if self.cfg.mode != "full":
             return self._by_variance(population.mean, population.covariance.diagonal())
         covariance = _shrunk(population.covariance, self.cfg.shrinkage)
-        root = self._reference_root()
-        overlap = self._sum_of_roots(root @ covariance @ root, population.count - 1)
+        overlap = self._sum_of_roots(self._root @ covariance @ self._root, population.count - 1)
         return self._combined(population.mean, covariance.trace(), overlap)
 
     def _by_gram(self, x: Tensor) -> Tensor:
@@ -121,11 +120,11 @@ class DistanceTo:
         floor = max(self.cfg.eps * float(eigenvalues.detach().max()), torch.finfo(eigenvalues.dtype).tiny)
         return eigenvalues.clamp_min(floor).sqrt().sum()
 
-    def _reference_root(self) -> Tensor:
-        if self._root is None:
-            values, vectors = torch.linalg.eigh(self._covariance)
-            self._root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
-        return self._root
+    @cached_property
+    def _root(self) -> Tensor:
+        """S_r^1/2 [D, D], made when it is first needed: few samples never do."""
+        values, vectors = torch.linalg.eigh(self._covariance)
+        return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
 
 def _shrunk(covariance: Tensor, share: float) -> Tensor:

@@ -40,9 +40,8 @@ def test_merged_parts_are_the_whole(sizes, d, offset):
 def test_merging_is_differentiable_like_the_whole():
     x = sample(9, 3, 1).requires_grad_()
     weight = sample(3, 3, 2)
-    slopes = []
-    for found in (Moments.of(x), Moments.of(x[:4]).merge(Moments.of(x[4:]))):
-        slopes.append(torch.autograd.grad((found.covariance * weight).sum() + found.mean.square().sum(), x)[0])
+    both = (Moments.of(x), Moments.of(x[:4]).merge(Moments.of(x[4:])))
+    slopes = [torch.autograd.grad((m.covariance * weight).sum() + m.mean.square().sum(), x)[0] for m in both]
     torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-12, atol=1e-12)
 
 
