@@ -13,7 +13,8 @@ from worldmodel.datasets.held_out import held_out
 from worldmodel.evaluate.actions import evaluate_actions
 from worldmodel.evaluate.drift import evaluate_drift
 from worldmodel.evaluate.latency import evaluate_latency
-from worldmodel.evaluate.report import Report, write
+from worldmodel.evaluate.report import Report
+from worldmodel.evaluate.report_files import write
 from worldmodel.models.world import WorldModel
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from worldmodel.calibration import calibrate
 from worldmodel.errors import UserError
-from worldmodel.evaluate.report import Metric, Report, write
+from worldmodel.evaluate.report import Metric, Report
+from worldmodel.evaluate.report_files import write
 from worldmodel.footprint import Operations, Precision, Shapes, activations, operations
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.lora import LoraConfig, add_lora

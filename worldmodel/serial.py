@@ -122,10 +122,15 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(data: Any, path: Path) -> None:
-    """Write indented JSON beside its place and rename it; a full disk or a missing folder is a UserError."""
+    """Write indented JSON in one piece; a full disk or a missing folder is a UserError."""
+    write_text(json.dumps(data, indent=2) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write beside the place and rename; a full disk or a missing folder is a UserError."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(json.dumps(data, indent=2) + "\n")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 """Measuring a world model: `evaluate_drift`, `evaluate_actions` and `evaluate_latency`, each in its own module.
 
 They take a `WorldModel` and `Recordings` (recordings.py), know no dataset, and return a `Report` (report.py), which
-`write` turns into JSON and one HTML file.
+`write` (report_files.py) turns into JSON and one HTML file.
 """

@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 
 from worldmodel.calibration import Calibration, calibrate
+from worldmodel.clock import clock
 from worldmodel.errors import UserError
 from worldmodel.evaluate import plots
 from worldmodel.evaluate.report import Figure, Metric, Outcome, Report
 from worldmodel.evaluate.statistics import bootstrap, mean_interval, quantile_interval
-from worldmodel.evaluate.streams import Recompute, Stream, Timed, cached_and_recompute, clock
+from worldmodel.evaluate.streams import Recompute, Stream, Timed, cached_and_recompute
 from worldmodel.models.world import WorldModel
 from worldmodel.progress import progress_bar
 

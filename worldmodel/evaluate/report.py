@@ -1,4 +1,4 @@
-"""The result of a measuring command: numbers as JSON, and everything a person wants to see as one HTML file."""
+"""The result of a measuring command: its numbers, and everything that a person wants to see. page.py shows it."""
 
 import importlib.metadata
 import os
@@ -13,8 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 import worldmodel
-from worldmodel.errors import UserError
-from worldmodel.serial import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,34 +143,3 @@ def device_name(device: str) -> str:
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
     return f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-
-
-def write(report: Report, json: Path | None = None, html: Path | None = None) -> None:
-    """Write either file or both. A folder that does not exist is made; a full disk is a UserError."""
-    from worldmodel.evaluate.page import render  # imports this file
-
-    for path in (json, html):
-        if path is not None:
-            _make_folder(path.parent)
-    if json is not None:
-        write_json(report.to_json(), json)
-    if html is not None:
-        write_text(render(report), html)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: could not be made ({error.strerror or error})") from error
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write beside the place and rename; a full disk or a missing folder is a UserError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UserError(f"{path}: could not be written ({error.strerror or error})") from error

@@ -3,7 +3,6 @@
 Letters: C H W latent channels, height and width, K latent frames of a chunk, A packed action size.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from worldmodel import noise
 from worldmodel.chunk import ActionControl, Chunk
+from worldmodel.clock import clock
 from worldmodel.memory import MemoryConfig, WindowConfig
 from worldmodel.models.dit import DiT
 from worldmodel.models.tokenizer import DecodeState
@@ -34,13 +34,6 @@ class Timed:
     @property
     def total(self) -> float:
         return self.model + self.decode
-
-
-def clock(device: torch.device) -> float:
-    """Seconds, when the device has finished what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def controls(world: WorldModel, seed: Tensor, frame: Tensor, frames: int) -> ActionControl:

@@ -7,7 +7,6 @@ Shape letters: P pixel frames, T latent frames of the opening, K latent frames o
 D size of one environment action, C H W latent channels, height, width.
 """
 
-import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from worldmodel.actions import zero_action
 from worldmodel.chunk import ActionControl, Chunk, Clip
+from worldmodel.clock import clock
 from worldmodel.errors import UserError
 from worldmodel.memory import WindowConfig
 from worldmodel.models.tokenizer import DecodeState
@@ -223,12 +223,10 @@ class _Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}
         self._device = device
-        self._last = time.perf_counter()
+        self._last = clock(device)
 
     def lap(self, name: str) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
+        now = clock(self._device)
         self.seconds[name], self._last = now - self._last, now
 
 

@@ -12,7 +12,8 @@ import pytest
 from worldmodel.errors import UserError
 from worldmodel.evaluate import plots
 from worldmodel.evaluate.page import film_mp4, png, render
-from worldmodel.evaluate.report import Figure, Film, Metric, Picture, Report, describe, rounded, write
+from worldmodel.evaluate.report import Figure, Film, Metric, Picture, Report, describe, rounded
+from worldmodel.evaluate.report_files import write
 
 
 def video(frames=12, side=16):

@@ -1,0 +1,26 @@
+"""A report on disk: its numbers as JSON, and all of it as one HTML file."""
+
+from pathlib import Path
+
+from worldmodel.errors import UserError
+from worldmodel.evaluate.page import render
+from worldmodel.evaluate.report import Report
+from worldmodel.serial import write_json, write_text
+
+
+def write(report: Report, json: Path | None = None, html: Path | None = None) -> None:
+    """Write either file or both. A folder that does not exist is made; a full disk is a UserError."""
+    for path in (json, html):
+        if path is not None:
+            _make_folder(path.parent)
+    if json is not None:
+        write_json(report.to_json(), json)
+    if html is not None:
+        write_text(render(report), html)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: could not be made ({error.strerror or error})") from error
