@@ -43,7 +43,7 @@ class KuramotoSivashinsky:
     @cached_property
     def wavenumbers(self) -> Floats:
         """k of every mode, [M]."""
-        return 2 * np.pi / self.length * np.arange(self.points // 2 + 1)
+        return np.arange(self.points // 2 + 1, dtype=np.float64) * (2 * np.pi / self.length)
 
     @cached_property
     def linear(self) -> Floats:
@@ -56,11 +56,12 @@ class KuramotoSivashinsky:
         The product is taken on the grid. The derivative of the highest mode, which the grid cannot tell from its
         mirror image, is zero.
         """
-        return self._derivative * np.fft.rfft(np.fft.irfft(modes, self.points) ** 2)
+        square = np.fft.rfft(np.fft.irfft(modes, self.points) ** 2)
+        return np.asarray(self._derivative * square, np.complex128)
 
     @cached_property
     def _derivative(self) -> Modes:
-        factor = -0.5j * self.wavenumbers
+        factor = np.asarray(-0.5j * self.wavenumbers, np.complex128)
         factor[-1] = 0
         return factor
 

@@ -54,7 +54,7 @@ def run(objective, clips):
     """One update without an optimizer: losses, gradients, metrics."""
     model = objective.roles["model"]
     model.zero_grad()
-    losses = []
+    losses, metrics = [], {}
     for update in objective.updates(clips):
         for loss in update.losses:
             loss.backward()

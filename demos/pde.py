@@ -1,0 +1,276 @@
+"""Rollout objectives on a chaotic equation, in minutes on one CPU core.
+
+    python demos/pde.py compare --seeds 0 1 2 --out runs/pde
+    python demos/pde.py compare --seeds 0 --arms pushforward hero --budget 3000 --out runs/pde_short
+
+A small Fourier neural operator learns to step the Kuramoto-Sivashinsky equation. It is first trained on single steps;
+then each objective trains it on, from the same weights and with the same budget: `one-step` (more of the same),
+`rollout` (absolute error of a few steps, differentiated through all), `pushforward` and `hero`. What counts is for how
+long its rollouts of fresh trajectories stay near the truth. It runs in the engine of the world models: the same
+rollout loop, state and objective protocol.
+
+The budget is counted in forward passes of a batch through the network; a pass that will be differentiated counts as
+three, as a backward pass costs about two. What is finished in `--out` is not trained again.
+"""
+
+import argparse
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worldmodel.calibration import calibrate
+from worldmodel.datasets.pde.trajectories import Side, Trajectories
+from worldmodel.errors import UserError
+from worldmodel.evaluate.report import Metric, Report
+from worldmodel.evaluate.report_files import write
+from worldmodel.evaluate.statistics import bootstrap
+from worldmodel.memory.last_frame import LastFrameConfig
+from worldmodel.models.fno import FNO, FNOConfig
+from worldmodel.models.one_step import Apply
+from worldmodel.objectives.hero import Hero
+from worldmodel.objectives.pushforward import Pushforward
+from worldmodel.objectives.unrolled import RolloutError, Unroll
+from worldmodel.optim import AdamW, Schedule
+from worldmodel.serial import read_json, to_json, write_json
+from worldmodel.weights import load_into, read_tensors, write_tensors
+
+UNROLL = Unroll(sampler=Apply(), memory=LastFrameConfig())
+MODEL = FNOConfig(points=64, width=16, modes=10, depth=3, hidden=32)
+THRESHOLD = 0.5  # of the error relative to the fields' root mean square: the end of a stable rollout
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """frames: of a training clip, the given first one among them."""
+
+    objective: RolloutError | Pushforward | Hero
+    frames: int
+    lr: float = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """base, budget: forward passes for the first, one-step training and for every arm. horizon: frames of a test.
+
+    tests: trajectories that the arms are judged on, which nothing else has seen.
+    """
+
+    base: int = 9000
+    budget: int = 18_000
+    horizon: int = 75
+    tests: int = 64
+
+    def data(self, frames: int) -> Trajectories:
+        return Trajectories(interval=4.0, steps=40, length=frames, batch=16)
+
+
+BASE = Arm(objective=RolloutError(unroll=UNROLL), frames=2, lr=2e-3)
+ARMS = {
+    "one-step": Arm(objective=RolloutError(unroll=UNROLL), frames=2),
+    "rollout": Arm(objective=RolloutError(unroll=UNROLL), frames=5),
+    "pushforward": Arm(objective=Pushforward(unroll=UNROLL), frames=5),
+    "hero": Arm(objective=Hero(unroll=UNROLL), frames=5),
+}
+
+
+class Meter:
+    """Counts the passes of the networks that it is attached to, copies of them included."""
+
+    def __init__(self) -> None:
+        self.spent = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.spent += 3 if torch.is_grad_enabled() else 1
+
+
+def train(model: FNO, arm: Arm, data: Trajectories, budget: int, seed: int) -> int:
+    """Train until the budget is spent, the learning rate following a cosine over it; returns the number of updates."""
+    meter = Meter()
+    hook = model.register_forward_hook(lambda *call: meter(*call))
+    objective = arm.objective.build(model, MODEL, seed)
+    optimizers, schedule = AdamW(lr=arm.lr, weight_decay=0.0).build(model), Schedule(warmup=budget // 50)
+    first = seed << 20  # other seeds see other clips
+    updates = 0
+    for clips in data.batches(first):
+        updates += 1
+        for update in objective.updates(clips):
+            for loss in update.losses:
+                loss.backward()
+            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+            if not math.isfinite(norm):
+                raise UserError(f"the gradient is {norm} after {updates} updates: lower the learning rate {arm.lr}")
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = arm.lr * schedule(min(meter.spent, budget), budget)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        if meter.spent >= budget:
+            break
+    hook.remove()
+    return updates
+
+
+@torch.no_grad()
+def errors(model: FNO, data: Trajectories, side: Side, count: int, frames: int) -> Floats:
+    """Relative error of free rollouts, [count, frames]: root mean square of the difference over that of all fields."""
+    clip = data.whole(side, count, 1 + frames)
+    difference = UNROLL(model, clip, 0) - UNROLL.target(clip)
+    found = difference.square().mean((2, 3, 4)).sqrt() / clip.x.square().mean().sqrt()
+    return torch.nan_to_num(found, nan=torch.inf).double().numpy()
+
+
+def stable_times(error: Floats, interval: float, threshold: float = THRESHOLD) -> Floats:
+    """When the error [count, frames] of each rollout first passes the threshold; the horizon if it never does."""
+    passed = error > threshold
+    first = np.where(passed.any(1), passed.argmax(1), error.shape[1] - 1)
+    return (first + 1) * interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One training: an arm, or with arm None the base, of one seed, and where its files go."""
+
+    experiment: Experiment
+    seed: int
+    arm: str | None
+    out: Path
+
+    @property
+    def weights(self) -> Path:
+        return self.out / f"seed_{self.seed}" / f"{self.arm or 'base'}.safetensors"
+
+    @property
+    def card(self) -> Path:
+        return self.weights.with_suffix(".json")
+
+
+def perform(task: Task) -> str:
+    """Train and test one arm unless that is done already; returns a line about it."""
+    torch.set_num_threads(1)
+    experiment, arm = task.experiment, BASE if task.arm is None else ARMS[task.arm]
+    settings = {"experiment": to_json(experiment), "model": to_json(MODEL), "arm": to_json(arm), "base": to_json(BASE)}
+    if task.card.is_file():
+        if read_json(task.card)["settings"] != settings:
+            raise UserError(f"{task.card}: was made with other settings; choose another --out")
+        return f"{task.card}: done before"
+    torch.manual_seed(task.seed)
+    model, budget = MODEL.build(), experiment.base
+    if task.arm is not None:
+        base = Task(experiment=experiment, seed=task.seed, arm=None, out=task.out).weights
+        load_into(model, read_tensors(base), str(base))
+        budget = experiment.budget
+    wall, cpu = time.perf_counter(), time.process_time()
+    updates = train(model, arm, experiment.data(arm.frames), budget, 2 * task.seed + (task.arm is not None))
+    spent = {"updates": updates, "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    tested = errors(model, experiment.data(2), "test", experiment.tests, experiment.horizon)
+    task.card.parent.mkdir(parents=True, exist_ok=True)
+    write_tensors(model.state_dict(), task.weights)
+    # An error that overflows is written as a number: JSON has none for infinity.
+    write_json({"settings": settings, "seconds": spent, "errors": np.minimum(tested, 1e6).round(6).tolist()}, task.card)
+    mean = stable_times(tested, experiment.data(2).interval).mean()
+    return f"{task.weights}: {updates} updates in {spent['wall']:.0f} s (CPU {spent['cpu']:.0f}), stable for {mean:.1f}"
+
+
+def perform_all(tasks: Sequence[Task], jobs: int) -> None:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:  # children share the solved fields
+        for line in pool.map(perform, tasks):
+            print(line, flush=True)
+
+
+def summarise(command: str, experiment: Experiment, seeds: Sequence[int], arms: Sequence[str], out: Path) -> Report:
+    """Stable times of all arms and seeds, and their ratios; intervals are over test trajectories."""
+    interval, metrics, times = experiment.data(2).interval, {}, {}
+    for arm in ("base", *arms):
+        cards = [read_json(out / f"seed_{seed}" / f"{arm}.json") for seed in seeds]
+        times[arm] = np.stack([stable_times(np.array(card["errors"]), interval) for card in cards])  # [seeds, tests]
+        metrics[f"stable_time__{arm}"] = _mean(times[arm])
+        for seed, own, card in zip(seeds, times[arm], cards, strict=True):
+            metrics[f"stable_time__{arm}__seed_{seed}"] = Metric(float(own.mean()), "time units", len(own))
+            metrics[f"cpu_seconds__{arm}__seed_{seed}"] = Metric(card["seconds"]["cpu"], "s")
+            metrics[f"updates__{arm}__seed_{seed}"] = Metric(card["seconds"]["updates"], "updates")
+    for other in (arm for arm in arms if arm != "hero" and "hero" in arms):
+        metrics[f"hero_over_{other}"] = _ratio(times["hero"], times[other])
+        for row, seed in enumerate(seeds):
+            metrics[f"hero_over_{other}__seed_{seed}"] = _ratio(times["hero"][[row]], times[other][[row]])
+    speed = calibrate()
+    metrics |= {"gflops": Metric(speed.gflops, "GFLOP/s"), "load": Metric(speed.load)}
+    shown = (*(f"stable_time__{arm}" for arm in ("base", *arms)), *(m for m in metrics if m.startswith("hero_over")))
+    return Report(command=command, seeds=tuple(seeds), metrics=metrics, headline=shown)
+
+
+def _mean(times: Floats) -> Metric:
+    found = bootstrap(lambda rows: float(times[:, rows].mean()), times.shape[1])
+    return Metric(float(times.mean()), "time units", times.shape[1], found)
+
+
+def _ratio(times: Floats, others: Floats) -> Metric:
+    """Ratio of the means over [seeds, tests], with an interval from the same test trajectories drawn for both."""
+    found = bootstrap(lambda rows: float(times[:, rows].mean() / others[:, rows].mean()), times.shape[1])
+    return Metric(float(times.mean() / others.mean()), "", times.shape[1], found)
+
+
+def plot(experiment: Experiment, seeds: Sequence[int], arms: Sequence[str], out: Path, file: Path) -> None:
+    """Median error over time, one thin line per seed, and every seed's stable time."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    interval = experiment.data(2).interval
+    for place, arm in enumerate(("base", *arms)):
+        found = np.array([read_json(out / f"seed_{seed}" / f"{arm}.json")["errors"] for seed in seeds])
+        time = interval * np.arange(1, 1 + found.shape[2])
+        for n, error in enumerate(np.median(found, 1)):
+            left.plot(time, error, color=f"C{place}", lw=0.9, label=arm if n == 0 else None)
+        right.plot([place] * len(seeds), [stable_times(e, interval).mean() for e in found], "o", color=f"C{place}")
+    left.axhline(THRESHOLD, color="k", lw=0.6, ls=":")
+    left.set(yscale="log", xlabel="time", ylabel="relative error (median over tests)", ylim=(1e-3, 3))
+    left.legend(frameon=False)
+    right.set(ylabel="stable time (mean over tests)", xticks=range(1 + len(arms)), xticklabels=("base", *arms))
+    figure.savefig(file, dpi=110)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    experiment = Experiment(base=arguments.base, budget=arguments.budget)
+    seeds, arms, out = arguments.seeds, arguments.arms, arguments.out
+    next(experiment.data(2).batches())
+    experiment.data(2).whole("test", experiment.tests, 1 + experiment.horizon)
+    for names in ([None], arms):  # the bases first
+        made = [Task(experiment=experiment, seed=seed, arm=arm, out=out) for seed in seeds for arm in names]
+        perform_all(made, arguments.jobs)
+    report = summarise(f"python demos/pde.py {' '.join(sys.argv[1:])}", experiment, seeds, arms, out)
+    write(report, arguments.json or out / "compare.json")
+    plot(experiment, seeds, arms, out, arguments.plot or out / "compare.png")
+    print("\n".join(report.lines()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command = parser.add_subparsers(required=True).add_parser("compare", help="train all arms, test and compare them")
+    command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    command.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    command.add_argument("--base", type=int, default=Experiment.base, help="forward passes of the one-step training")
+    command.add_argument("--budget", type=int, default=Experiment.budget, help="forward passes of each arm")
+    command.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
+    command.add_argument("--out", type=Path, default=Path("runs/pde"))
+    command.add_argument("--json", type=Path, help="default: OUT/compare.json")
+    command.add_argument("--plot", type=Path, help="default: OUT/compare.png")
+    arguments = parser.parse_args()
+    try:
+        compare(arguments)
+    except UserError as error:
+        print(f"pde: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
