@@ -1,26 +1,28 @@
 """``collect``: a simulated world and its behaviour, written down as a LeRobotDataset v3."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from worldmodel.datasets.interrupt import HeldSignals, Stopped
-from worldmodel.datasets.lerobot_writer import Episode, EpisodeSchema, EpisodeWriter
+from worldmodel.datasets.lerobot import RECORD
+from worldmodel.datasets.lerobot_groups import is_begun
+from worldmodel.datasets.lerobot_writer import MAX_FRAMES, Episode, EpisodeSchema, EpisodeWriter
 from worldmodel.datasets.worlds import open_world
 from worldmodel.datasets.worlds.base import Observation, VectorWorld, World, WorldOptions, WorldSpec
 from worldmodel.errors import UserError
-from worldmodel.serial import write_json
+from worldmodel.options import check_range
+from worldmodel.progress import progress_bar
+from worldmodel.serial import read_json, write_json
 
-RECORD = Path("meta") / "collection.json"  # beside lerobot's own info.json
+MAX_SEED = 2**32  # ViZDoom's and Meta-World's have 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class EpisodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What ``collect`` wrote; the contents of meta/collection.json, ``folder`` and ``stopped`` apart."""
+    """What ``collect`` wrote, now and before; meta/collection.json says the same, and what was asked for."""
 
     folder: Path
     world: str
@@ -56,49 +58,74 @@ def collect(
     frames: int = 500,
     seed: int = 0,
     options: WorldOptions | None = None,
-    console: Console | None = None,
+    quiet: bool = False,
 ) -> Collection:
-    """Records ``episodes`` episodes of at most ``frames`` frames each into the new folder ``out``.
+    """Records ``episodes`` episodes of at most ``frames`` frames each into the folder ``out``.
 
     Episode i has seed ``seed + i`` and depends on nothing else. Row i of the dataset holds what is seen at frame i and
     the action executed after it; ``meta/collection.json`` the seeds, the policy and the outcome of every episode.
 
     SIGINT, SIGTERM and an error in the simulator drop the episode in progress and finalise the dataset with all earlier
-    ones: for a signal the returned ``stopped`` names it, an error is raised again with a note of what was saved.
+    ones: for a signal the returned ``stopped`` names it, an error is raised again with a note of what was saved. A
+    process that is killed loses its last group of episodes (``lerobot_writer.GROUP_FRAMES``). However it ended, the
+    same call goes on with the episodes that are missing.
 
-    Raises UserError for an unknown world or option, numbers out of range, or a folder that exists.
+    Raises UserError for an unknown world or option, numbers out of range, or a folder that holds anything else.
     """
-    if episodes < 1:
-        raise UserError(f"episodes must be at least 1, not {episodes}")
-    if frames < 2:
-        raise UserError(f"frames must be at least 2, not {frames}")
-    if seed < 0:
-        raise UserError(f"seed must not be negative, not {seed}")
-    if out.exists():
-        raise UserError(f"{out} exists already: give a new folder")
+    check_range(1, episodes=episodes)
+    check_range(2, MAX_FRAMES, frames=frames)
+    check_range(0, MAX_SEED - episodes, seed=seed)
     options = options or WorldOptions()
-    console = console or Console(stderr=True)
+    asked = {"world": world, "options": asdict(options), "max_frames": frames, "seed": seed}
+    if out.exists():
+        _check_goes_on(out, asked, episodes)
     records: list[EpisodeRecord] = []
     stopped: str | None = None
     with closing(open_world(world, options)) as simulator, HeldSignals() as signals:
+        policy = simulator.behaviour.name
+
+        def write_record(folder: Path, count: int) -> None:
+            made = {"wanted": episodes, "episodes": [asdict(record) for record in records[:count]]}
+            record = asked | {"policy": policy, "worldmodel": version("worldmodel")} | made
+            write_json(record, folder / RECORD)
+
+        writer = EpisodeWriter(out, _schema(simulator.facts, options), resume=True, beside=write_record)
         try:
-            with EpisodeWriter(out, _schema(simulator.facts, options)) as writer, _progress(console) as progress:
-                bar = progress.add_task(world, total=episodes * frames)
-                made = _episodes(simulator, range(seed, seed + episodes), frames)
-                for episode, record in signals.between(made):
+            done = writer.episodes
+            with writer, progress_bar(world, episodes * frames, done * frames, shown=not quiet) as advance:
+                records += _read_records(out, done)
+                todo = range(seed + done, seed + episodes)
+                for episode, record in signals.between(_episodes(simulator, todo, frames)):
+                    records.append(record)
                     writer.write(episode)
-                    records.append(record)  # a signal finds both done, or neither
-                    progress.update(bar, advance=frames)
+                    advance(frames)
         except Stopped as stop:
             stopped = str(stop)
         except Exception as error:
-            error.add_note(f"{len(records)} finished episodes are saved in {out}" if records else "nothing was saved")
+            kept = f"{writer.saved} finished episodes are saved in {out}: the same command goes on after them"
+            error.add_note(kept if writer.saved else "nothing was saved")
             raise
-        finally:
-            collection = Collection(out, world, simulator.behaviour.name, options, tuple(records), stopped)
-            if records:
-                _write_record(collection)
-    return collection
+    return Collection(out, world, policy, options, tuple(records[: writer.saved]), stopped)
+
+
+def _check_goes_on(out: Path, asked: dict[str, Any], episodes: int) -> None:
+    """A UserError unless the folder holds the beginning of what is asked for, or all of it."""
+    if not (out / RECORD).is_file() and is_begun(out):
+        return  # killed before the first episodes were saved
+    record = read_json(out / RECORD) if (out / RECORD).is_file() else None
+    if not isinstance(record, dict) or not isinstance(record.get("episodes"), list):
+        raise UserError(f"{out} exists already: give a new folder")
+    for name, value in asked.items():
+        if record.get(name) != value:
+            raise UserError(
+                f"{out} exists already, recorded with the {name} {record.get(name)}, not {value}: give a new folder"
+            )
+    if len(record["episodes"]) > episodes:
+        raise UserError(f"{out} exists already, with {len(record['episodes'])} episodes: give a new folder")
+
+
+def _read_records(out: Path, episodes: int) -> list[EpisodeRecord]:
+    return [EpisodeRecord(**record) for record in read_json(out / RECORD)["episodes"]] if episodes else []
 
 
 def _schema(facts: WorldSpec, options: WorldOptions) -> EpisodeSchema:
@@ -170,27 +197,3 @@ def _pack(facts: WorldSpec, seen: Observation, actions: NDArray[np.float32]) -> 
         action=actions,
         depth={facts.camera: seen["depth"].astype(np.float32, copy=False)} if "depth" in seen else {},
     )
-
-
-def _write_record(collection: Collection) -> None:
-    record = {
-        "world": collection.world,
-        "policy": collection.policy,
-        "options": asdict(collection.options),
-        "worldmodel": version("worldmodel"),
-        "episodes": [asdict(episode) for episode in collection.episodes],
-    }
-    write_json(record, collection.folder / RECORD)
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("- frames/s" if speed is None else f"{speed:,.0f} frames/s")
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=console, speed_estimate_period=60) as progress:
-        yield progress

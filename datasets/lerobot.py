@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from worldmodel.datasets.lerobot_groups import WHOLE, is_begun
 from worldmodel.datasets.lerobot_statistics import Statistics
 from worldmodel.datasets.recordings import Frame, check_actions, numbered
 from worldmodel.errors import UserError
@@ -30,6 +31,7 @@ ACTION = "action"
 PREFIX = "observation.images."
 STATE = "observation.state"
 TOLERANCE = 1e-4  # seconds, lerobot's own
+RECORD = Path("meta") / "collection.json"  # by `collect`, beside lerobot's own info.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,12 @@ class LeRobotRecordings:
         """Read the description. A UserError names the file and place of what is missing, broken or of a version that is
         not 3.
         """
+        if is_begun(path) and not (path / "meta" / "info.json").is_file():
+            raise UserError(f"{path}: a recording that was broken off before its first group of episodes was saved")
         info = _read_info(path / "meta" / "info.json")
         rows = _read_episodes(path / "meta" / "episodes")
+        if (path / WHOLE).is_dir():  # killed while a group joined: info.json does not count all of it yet
+            rows = {index: row for index, row in rows.items() if index < info.get("total_episodes", len(rows))}
         if len(rows) != info.get("total_episodes", len(rows)):
             raise UserError(
                 f"{path / 'meta' / 'episodes'}: {len(rows)} episodes, info.json says {info['total_episodes']}"
@@ -141,7 +147,16 @@ class LeRobotRecordings:
 
     def notes(self) -> list[str]:
         depth = [key for key, feature in self.info["features"].items() if _is_depth(feature)]
-        return ["videos read with PyAV"] + [f"depth is not read: {key}" for key in depth]
+        return ["videos read with PyAV", *(f"depth is not read: {key}" for key in depth), *self._missing()]
+
+    def _missing(self) -> Iterator[str]:
+        """What is known of episodes that a recording should have had."""
+        record = read_json(self.path / RECORD) if (self.path / RECORD).is_file() else {}
+        wanted = record.get("wanted") if isinstance(record, dict) else None
+        if isinstance(wanted, int) and wanted > len(self.rows):
+            yield f"{len(self.rows)} of {wanted} episodes: the same `worldmodel collect` command records the others"
+        elif is_begun(self.path):
+            yield "the recording was broken off, or still goes on: its last group of episodes is not saved"
 
     @property
     def _pictures(self) -> dict[str, dict[str, Any]]:
@@ -248,7 +263,7 @@ def _frame(
 def is_lerobot(path: Path) -> bool:
     """Whether a folder looks like a LeRobotDataset, of whatever version and however broken."""
     meta = path / "meta"
-    return (meta / "info.json").is_file() or (meta.is_dir() and (path / "data").is_dir())
+    return (meta / "info.json").is_file() or (meta.is_dir() and (path / "data").is_dir()) or is_begun(path)
 
 
 def download(name: str) -> Path:

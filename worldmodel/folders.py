@@ -55,7 +55,7 @@ def _retire(old: Path, folder: Path, names: tuple[str, ...]) -> None:
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Make the folder `out` and be the only training that writes to it, else a UserError.
+    """Make the folder `out` and be the only process that writes to it, else a UserError.
 
     The lock is the system's, on `out`/.lock: it ends with the process, however that ends.
     """
@@ -68,7 +68,7 @@ def alone(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"another training writes to {out}: wait for its end, or choose another out") from error
+            raise UserError(f"another process writes to {out}: wait for its end, or choose another folder") from error
         except OSError as error:
             raise UserError(f"{out / '.lock'}: cannot be locked ({error.strerror})") from error
         yield

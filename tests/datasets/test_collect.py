@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from numpy.typing import NDArray
-from rich.console import Console
 
 from worldmodel.datasets import collect as module
 from worldmodel.datasets.collect import collect
@@ -103,7 +102,7 @@ class Toys(VectorWorld):
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., module.Collection]:
     def collect_from(world: World | VectorWorld, episodes: int = 3, frames: int = 20) -> module.Collection:
         monkeypatch.setattr(module, "open_world", lambda name, options: world)
-        return collect("toy", episodes, tmp_path / "toy", frames, seed=5, console=Console(quiet=True))
+        return collect("toy", episodes, tmp_path / "toy", frames, seed=5, quiet=True)
 
     return collect_from
 
@@ -166,7 +165,7 @@ def test_videos_have_short_groups_and_every_reader_agrees(run: Callable[..., mod
 
 
 def test_doom_pictures_keep_their_quality(tmp_path: Path) -> None:
-    collection = collect("doom", 1, tmp_path / "doom", frames=60, seed=2, console=Console(quiet=True))
+    collection = collect("doom", 1, tmp_path / "doom", frames=60, seed=2, quiet=True)
     dataset = load(collection.folder)
     world = open_world("doom")
     observation, _ = world.reset(seed=2)  # type: ignore[arg-type]
@@ -181,7 +180,7 @@ def test_doom_pictures_keep_their_quality(tmp_path: Path) -> None:
 
 def test_depth_comes_back_in_metres(tmp_path: Path) -> None:
     options = WorldOptions(depth=True)
-    collection = collect("doom", 1, tmp_path / "doom", 12, options=options, console=Console(quiet=True))
+    collection = collect("doom", 1, tmp_path / "doom", 12, options=options, quiet=True)
     dataset = load(collection.folder)
     world = open_world("doom", options)
     observation, _ = world.reset(seed=0)  # type: ignore[arg-type]
@@ -221,7 +220,8 @@ def test_a_crash_keeps_the_finished_episodes(run: Callable[..., module.Collectio
     world = Toy(crash)
     with pytest.raises(RuntimeError, match="the engine died") as caught:
         run(world, episodes=5)
-    assert caught.value.__notes__ == [f"2 finished episodes are saved in {tmp_path / 'toy'}"]
+    kept = f"2 finished episodes are saved in {tmp_path / 'toy'}: the same command goes on after them"
+    assert caught.value.__notes__ == [kept]
     assert world.closed
     assert _readable(tmp_path / "toy") == (2, 40)
     assert len(json.loads((tmp_path / "toy/meta/collection.json").read_text())["episodes"]) == 2
@@ -342,9 +342,12 @@ def test_a_number_that_is_not_finite_is_named(run: Callable[..., module.Collecti
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"episodes": 0}, "episodes must be at least 1"),
-        ({"frames": 1}, "frames must be at least 2"),
-        ({"seed": -1}, "seed must not be negative"),
+        ({"episodes": 0}, "--episodes must be at least 1, not 0"),
+        ({"episodes": -1}, "--episodes must be at least 1, not -1"),
+        ({"frames": 1}, r"--frames must be in \[2, 1000000\], not 1"),
+        ({"frames": 10**9}, r"--frames must be in \[2, 1000000\]"),
+        ({"seed": -1}, r"--seed must be in \[0, 4294967295\], not -1"),
+        ({"seed": 2**32}, r"--seed must be in \[0, 4294967295\]"),
         ({"world": "atari"}, "unknown world 'atari'"),
     ],
 )

@@ -73,7 +73,7 @@ def test_one_training_at_a_time(tmp_path):
     process = FROM_CLEAN.Process(target=hold, args=(tmp_path / "run", held, done))
     process.start()
     assert held.wait(60)
-    with pytest.raises(UserError, match=r"another training writes to .*run: wait for its end"), alone(tmp_path / "run"):
+    with pytest.raises(UserError, match=r"another process writes to .*run: wait for its end"), alone(tmp_path / "run"):
         pass
     process.kill()
     process.join()
