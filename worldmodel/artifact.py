@@ -1,6 +1,7 @@
 """What a run makes: a world model or a tokenizer, as the folder that every other command loads."""
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.lora import add_lora, merge_lora
 from worldmodel.models.text import read_text
+from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.wan import load_wan
 from worldmodel.models.world import WorldModel
@@ -60,27 +62,58 @@ def _pretrained(cfg: DiTConfig, init: str, text: Tensor | None, dtype: torch.dty
     return model
 
 
-def make(run: Run, weights: dict[str, Tensor], card: dict[str, Any]) -> WorldModel | Autoencoder:
-    """The model of a run with the given trained weights, ready to be used; adapters are merged."""
-    model = build(run)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    fixed = {name: t for name, t in model.state_dict().items() if name not in trained}
-    load_into(model, {**fixed, **weights}, str(run.out))
-    model = (model if run.lora is None else merge_lora(model)).eval().requires_grad_(False)
-    if isinstance(model, Autoencoder):
-        _measure(model, run)
-        return model
-    tokenizer: Any = load_tokenizer(run.data.tokenizer)  # tokenizers are modules
-    assert isinstance(model, DiT)
-    return WorldModel(
-        dit=model,
-        tokenizer=tokenizer.eval().requires_grad_(False),
-        actions=run.data.action_spec,
-        fps=run.data.fps,
-        stream=run.stream,
-        starts=_starts(run),
-        card=card,
-    )
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What all models that a run makes have in common: built and read once, then filled with weights at every save.
+
+    It holds the model in fp32 on the CPU, 4 bytes per weight.
+    """
+
+    run: Run
+    model: nn.Module  # as at step 0
+    trained: frozenset[str]
+    tokenizer: Tokenizer | None  # of a world model
+    example: Clip
+    starts: Clip
+
+    @classmethod
+    def of(cls, run: Run) -> "Template":
+        """UserErrors of what does not fit, and of files that cannot be read."""
+        model = build(run)
+        trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
+        tokenizer: Any = None if isinstance(model, Autoencoder) else load_tokenizer(run.data.tokenizer)  # a module
+        if tokenizer is not None:
+            tokenizer.eval().requires_grad_(False)
+        example = _example(run)
+        return cls(run, model, trained, tokenizer, example, _starts(run, example))
+
+    def fill(self, weights: dict[str, Tensor], card: dict[str, Any]) -> WorldModel | Autoencoder:
+        """The model with the given trained weights, ready to be used until the next call; adapters are merged."""
+        fixed = {name: t for name, t in self.model.state_dict().items() if name not in self.trained}
+        load_into(self.model, {**fixed, **weights}, str(self.run.out))
+        model = (self.model if self.run.lora is None else merge_lora(self.model)).eval().requires_grad_(False)
+        if isinstance(model, Autoencoder):
+            _measure(model, self.run)
+            return model
+        assert isinstance(model, DiT) and self.tokenizer is not None
+        return WorldModel(
+            dit=model,
+            tokenizer=self.tokenizer,
+            actions=self.run.data.action_spec,
+            fps=self.run.data.fps,
+            stream=self.run.stream,
+            starts=self.starts,
+            card=card,
+        )
+
+    def look(self, made: WorldModel | Autoencoder, video: Path) -> None:
+        """A short video of what it can do on held-out data: real above generated or reconstructed."""
+        if isinstance(made, WorldModel):
+            write_comparison(made, self.example, video)
+            return
+        frames = self.example.x.flatten(0, 1)[:64, None]
+        pair = np.concatenate([to_uint8(frames), to_uint8(made.decode(made.encode(frames)))], 2)
+        write_video(video, enlarge(pair[:, 0], 3), 4)
 
 
 def _example(run: Run) -> Clip:
@@ -88,24 +121,12 @@ def _example(run: Run) -> Clip:
     return next(iter(run.data.validation_batches(1))) if run.validate else next(run.data.batches(0, 0, 1, 1))[0]
 
 
-def _starts(run: Run) -> Clip:
+def _starts(run: Run, clip: Clip) -> Clip:
     """Held-out beginnings, so that the model can be streamed wherever it is taken."""
-    clip = _example(run)
     chunk = run.model.chunk if isinstance(run.model, DiTConfig) else 1
     detail = clip.x[:, -1].flatten(1).std(1)
     rows = detail.argsort(descending=True)[:STARTS]  # a beginning that shows something comes first
     return clip.select(rows).frames(0, clip.x.shape[1] // chunk * chunk)
-
-
-def look(made: WorldModel | Autoencoder, run: Run, video: Path) -> None:
-    """A short video of what it can do on held-out data: real above generated or reconstructed."""
-    clip = _example(run)
-    if isinstance(made, WorldModel):
-        write_comparison(made, clip, video)
-        return
-    frames = clip.x.flatten(0, 1)[:64, None]
-    pair = np.concatenate([to_uint8(frames), to_uint8(made.decode(made.encode(frames)))], 2)
-    write_video(video, enlarge(pair[:, 0], 3), 4)
 
 
 @torch.no_grad()

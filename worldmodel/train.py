@@ -69,6 +69,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
     step, best, metrics = _resume(run, roles, objective)
 
     main = accelerator.is_main_process
+    template = artifact.Template.of(run) if main and step < run.steps else None
     with Line(main, run.steps, step) as line:
         if step >= run.steps:
             line.note(f"{run.out} is at step {step} already, steps is {run.steps}: nothing to do")
@@ -101,9 +102,9 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
             look = step == run.steps or _due(step, run.sample_every)
             if save or look:
                 files = checkpoint.tensors_of(roles)
-                if main:
+                if template is not None:
                     try:
-                        _keep(run, step, files, _state(run, objective, best, metrics), save, look)
+                        _keep(template, step, files, _state(run, objective, best, metrics), save, look)
                     except Diverged as error:  # young weights may; all that is due was saved before
                         line.note(f"step {step}: no sample, {error}")
                 accelerator.wait_for_everyone()
@@ -198,13 +199,19 @@ def _advice(run: Run) -> Iterator[None]:
 
 
 def _keep(
-    run: Run, step: int, files: dict[str, dict[str, Tensor]], state: dict[str, Any], save: bool, look: bool
+    template: artifact.Template,
+    step: int,
+    files: dict[str, dict[str, Tensor]],
+    state: dict[str, Any],
+    save: bool,
+    look: bool,
 ) -> None:
     """Write what is due at a step: the model so far with its checkpoint, a sample."""
+    run = template.run
     checkpoint.check_finite(run.out, step, files)
     average = {name: value for name, value in files.get("model.ema", {}).items() if name != "updates"}
     card = {"step": step, "seed": run.seed, "weights": "averaged" if average else "last", "metrics": state["metrics"]}
-    made = artifact.make(run, {**files["model"], **average}, card)
+    made = template.fill({**files["model"], **average}, card)
     if save:  # the model first: once the checkpoint of the last step is there, so is what the run was for
         try:
             made.save(run.out / "model")
@@ -213,7 +220,7 @@ def _keep(
         newest = [int(folder.name.removeprefix("step_")) for folder in checkpoint.steps(run.out)[-1:]]
         checkpoint.save(run.out, step, files, state, [*newest, *([state["best"][1]] if state["best"] else [])])
     if look:
-        artifact.look(made, run, run.out / "samples" / f"step_{step:08d}.mp4")
+        template.look(made, run.out / "samples" / f"step_{step:08d}.mp4")
 
 
 def _state(run: Run, objective: Objective, best: Best | None, metrics: dict[str, float]) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def test_a_sample_that_diverges_does_not_end_the_training(tmp_path, monkeypatch,
     def look(*args):
         raise Diverged("the latents are not finite from frame 4 on")
 
-    monkeypatch.setattr("worldmodel.artifact.look", look)
+    monkeypatch.setattr("worldmodel.artifact.Template.look", look)
     train(tiny_run(tmp_path / "run", steps=4, sample_every=2))
     assert "step 2: no sample, the latents are not finite from frame 4 on" in capsys.readouterr().err
     assert checkpoint.steps(tmp_path / "run")[-1].name == "step_00000004"
