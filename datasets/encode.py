@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worldmodel.datasets.interrupt import HeldSignals
+from worldmodel.datasets.interrupt import HeldSignals, without_interrupts_for_children
 from worldmodel.datasets.latent_files import (
     TOKENIZER,
     LatentsInfo,
@@ -47,12 +46,15 @@ from worldmodel.evaluate.metrics import psnr, to_unit
 from worldmodel.models.pixel_tokenizer import PixelTokenizer
 from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.models.tokenizer_folder import load_tokenizer
+from worldmodel.models.world import check_device
+from worldmodel.options import check_range
 from worldmodel.pixels import to_float, to_uint8
 from worldmodel.progress import progress_bar
 
 BATCH = 32  # frames encoded at once, a multiple of every temporal factor
 LOOKED_AT = 8  # frames after the first, to see how well the tokenizer fits
 FITTING = 25.0  # dB; a tokenizer that was trained on such pictures reaches 28 to 40
+MAX_WORKERS = 1024
 WORTH_PROCESSES = 10_000  # frames; fewer are encoded before a second process has started
 
 
@@ -109,6 +111,8 @@ def encode(
     --actions chooses dimensions by name, --workers sets the number of processes. Before it begins it says how well the
     tokenizer gives back a few frames of the first episode.
     """
+    check_range(1, MAX_WORKERS, workers=workers)
+    check_device(device)
     recordings = open_recordings(data, parse_fps(fps))
     for note in recordings.notes():
         print(note)
@@ -257,7 +261,11 @@ def _encode_in_processes(encoding: Encoding, indices: list[int], workers: int, a
     waiting, running = iter(indices), set[Future[None]]()
     with ProcessPoolExecutor(workers, context, _start_worker, (encoding, shared)) as pool:
         try:
-            while running := running | {pool.submit(_work, i) for i in islice(waiting, 2 * workers - len(running))}:
+            while True:
+                with without_interrupts_for_children():  # a submission may start a worker
+                    running |= {pool.submit(_work, i) for i in islice(waiting, 2 * workers - len(running))}
+                if not running:
+                    break
                 done, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                 for job in done:
                     job.result()
@@ -296,7 +304,6 @@ _worker: tuple[Encoding, Tokenizer, _Shared]  # of this process, set by _start_w
 
 def _start_worker(encoding: Encoding, shared: _Shared) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     model = load_tokenizer(encoding.out / TOKENIZER).to(encoding.device).eval()  # pyright: ignore[reportAttributeAccessIssue]

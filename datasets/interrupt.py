@@ -87,3 +87,17 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
     if held:
         signal.raise_signal(held[0])
+
+
+@contextmanager
+def without_interrupts_for_children() -> Iterator[None]:
+    """Processes that are started in this block by this thread never get SIGINT, from their first instruction on.
+
+    Ctrl-C in a terminal goes to all processes: those that cannot handle it yet, as they still import, would die of it.
+    Here it acts after the block.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
