@@ -22,7 +22,7 @@ from worldmodel.options import check_range
 from worldmodel.progress import progress_bar
 from worldmodel.serial import read_json, write_json
 
-MAX_SEED = 2**32  # ViZDoom's and Meta-World's have 32 bits
+MAX_SEED = 2**32  # and of episodes; the simulators' seeds have 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def collect(
 
     Raises UserError for an unknown world or option, numbers out of range, or a folder that holds anything else.
     """
-    check_range(1, episodes=episodes)
+    check_range(1, MAX_SEED, episodes=episodes)
     check_range(2, MAX_FRAMES, frames=frames)
     check_range(0, MAX_SEED - episodes, seed=seed)
     options = options or WorldOptions()

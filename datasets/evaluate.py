@@ -13,9 +13,11 @@ from worldmodel.datasets.held_out import held_out
 from worldmodel.evaluate.actions import evaluate_actions
 from worldmodel.evaluate.drift import evaluate_drift
 from worldmodel.evaluate.latency import evaluate_latency
+from worldmodel.evaluate.probe import WINDOW
 from worldmodel.evaluate.report import Report
 from worldmodel.evaluate.report_files import write
 from worldmodel.models.world import WorldModel
+from worldmodel.options import check_range, check_seeds, check_threads
 
 
 def drift(
@@ -43,6 +45,10 @@ def drift(
     are fewer). --out gets an HTML page and drift.json; --json writes the numbers elsewhere.
     """
     command = _command(drift, locals())
+    check_range(1, clips=clips, starts=starts, context=context)
+    check_range(3, frames=frames)
+    check_range(3, frames, window=window)
+    check_seeds(seeds=seeds)
     world = _load(checkpoint, device, threads)
     found = evaluate_drift(
         world, held_out(data, world, camera), clips=clips, rollouts=starts, frames=frames, window=window,
@@ -73,6 +79,9 @@ def actions(
     from the first half of the episodes of --data and is scored on the rest.
     """
     command = _command(actions, locals())
+    check_range(1, clips=clips, context=context)
+    check_range(WINDOW, frames=frames)
+    check_seeds(seeds=seeds)
     world = _load(checkpoint, device, threads)
     test = held_out(data, world, camera)
     if train_data is None:
@@ -103,11 +112,14 @@ def latency(
     --short ends within 50 s.
     """
     command = _command(latency, locals())
+    check_range(1, frames=frames)
+    check_seeds(seed=seed)
     found = evaluate_latency(_load(checkpoint, device, threads), frames=frames, short=short, seed=seed)
     return _finish(replace(found, command=command), "latency", out, json)
 
 
 def _load(folder: Path, device: str, threads: int) -> WorldModel:
+    check_threads(threads)
     torch.set_num_threads(threads)
     return WorldModel.find(folder, device)
 

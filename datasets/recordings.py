@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from worldmodel.errors import UserError
 
 SIDES = range(8, 4097)  # pixels that the sides of pictures are scaled to
+MAX_FPS = 1000  # that videos are brought to
 Frame = NDArray[np.uint8]  # [H, W, 3] RGB
 
 
@@ -165,8 +166,8 @@ def parse_fps(text: str | None) -> Fraction | None:
         fps = Fraction(text)
     except (ValueError, ZeroDivisionError) as error:
         raise UserError(f"fps '{text}': give a number, or a fraction such as 30000/1001") from error
-    if fps <= 0:
-        raise UserError(f"fps '{text}': must be positive")
+    if not 0 < fps <= MAX_FPS:
+        raise UserError(f"fps '{text[:40]}': must be positive, and at most {MAX_FPS}")
     return fps
 
 

@@ -18,6 +18,7 @@ import tyro
 
 from worldmodel import __version__
 from worldmodel.errors import UserError, out_of_memory
+from worldmodel.options import check_range, check_seeds, check_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; bad input is one line on stderr and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
     name = argv[0] if argv else "--help"
-    if name == "evaluate" and len(argv) > 1:
+    if name == "evaluate" and argv[1:2] not in ([], ["-h"], ["--help"]):
         name, argv = f"evaluate {argv[1]}", argv[1:]
-    if name in ("-h", "--help"):
-        print(_overview())
+    if name in ("-h", "--help", "evaluate"):
+        print(_overview("evaluate" if name == "evaluate" else ""))
         return 0
     if name == "--version":
         print(f"worldmodel {__version__}")
@@ -88,8 +89,9 @@ def _line(error: UserError | str) -> str:
     return "error: " + " ".join(text.split())
 
 
-def _overview() -> str:
-    lines = "\n".join(f"  {name:17} {command.help}" for name, command in COMMANDS.items())
+def _overview(group: str) -> str:
+    """The commands whose names begin with `group`."""
+    lines = "\n".join(f"  {name:17} {command.help}" for name, command in COMMANDS.items() if name.startswith(group))
     return f"usage: worldmodel COMMAND [OPTIONS]\n\n{lines}\n\nworldmodel COMMAND --help explains one, with an example."
 
 
@@ -230,11 +232,9 @@ def rollout(
     from worldmodel.pixels import check_video
     from worldmodel.sampler import with_steps
 
-    _at_least(1, frames=frames, scale=scale, steps=1 if steps is None else steps)
-    if scale > 64:
-        raise UserError(f"--scale must be at most 64, not {scale}")
-    if not 0 <= seed < 2**62:
-        raise UserError(f"--seed must be in [0, 2**62), not {seed}")
+    check_range(1, frames=frames, steps=steps)
+    check_range(1, 64, scale=scale)
+    check_seeds(seed=seed)
     check_video(out)
     world = _world(checkpoint, device, threads)
     sampler = world.stream.sampler if steps is None else with_steps(world.stream.sampler, steps)
@@ -318,18 +318,11 @@ def serve(
     )
 
 
-def _at_least(least: int, **options: int) -> None:
-    for name, value in options.items():
-        if value < least:
-            raise UserError(f"--{name} must be at least {least}, not {value}")
-
-
 def _world(folder: Path, device: str, threads: int) -> Any:
     import torch
 
     from worldmodel.models.world import WorldModel
 
-    if not 1 <= threads <= 1024:
-        raise UserError(f"--threads must be in [1, 1024], not {threads}")
+    check_threads(threads)
     torch.set_num_threads(threads)
     return WorldModel.find(folder, device)

@@ -208,10 +208,10 @@ def print_estimate(
         measured = calibrate()
         rate, load = EFFICIENCY * measured.gflops * 1e9, measured.load
         source = f"{EFFICIENCY} x {measured.gflops:.0f} GFLOP/s, one core here, load {measured.load:.1f}"
-    elif tflops > 0:
+    elif 0 < tflops < float("inf"):
         rate, source = tflops * 1e12, f"{tflops:g} TFLOP/s, as given"
     else:
-        raise UserError(f"estimate: tflops is {tflops}, must be above 0")
+        raise UserError(f"estimate: tflops is {tflops}, must be a number above 0")
     report = _report(found, rate, title, load)
     Console().print(_table(found, work, rate, source, title))
     write(report, json=json)

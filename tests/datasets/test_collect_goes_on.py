@@ -163,14 +163,13 @@ def test_killed_while_a_group_joins(tmp_path: Path, whole: Path, monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_killed_at_any_moment(tmp_path: Path, whole: Path) -> None:
-    count, last = kill_at(tmp_path, [1000])
-    assert last == "1000 0"
-    stops = list(range(int(count.removeprefix("renamed "))))
-    assert len(stops) > 30
-    assert kill_at(tmp_path, stops) == [f"{stop} {-signal.SIGKILL}" for stop in stops]
-    saved = [check_killed(tmp_path / str(stop), whole) for stop in stops]
-    assert saved == sorted(saved) and set(saved) == {0, 2, 4, 5}
+    *killed, count, last = kill_at(tmp_path, [*range(0, 35, 2), 1000])
+    assert last == "1000 0" and 30 < int(count.removeprefix("renamed ")) < 45
+    assert killed == [f"{stop} {-signal.SIGKILL}" for stop in range(0, 35, 2)]
+    saved = [check_killed(tmp_path / str(stop), whole) for stop in range(0, 35, 2)]
+    assert saved == sorted(saved) and set(saved) >= {0, 2, 4}
 
 
 @pytest.mark.parametrize("first", [1, 2, 3, 5])

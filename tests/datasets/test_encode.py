@@ -298,6 +298,28 @@ def test_kill_9_of_several_processes_and_resume(tmp_path, videos, tokenizer):
     assert contents(out) == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, r"--workers must be in \[1, 1024\], not 0"),
+        ({"workers": -1}, r"--workers must be in \[1, 1024\], not -1"),
+        ({"device": "toaster"}, "device"),
+        ({"fps": "0"}, "fps '0': must be positive, and at most 1000"),
+        ({"fps": "-24"}, "fps '-24': must be positive"),
+        ({"fps": "1e99"}, "fps '1e99': must be positive, and at most 1000"),
+        ({"fps": "nan"}, "fps 'nan': give a number"),
+        ({"size": "0"}, "size '0': a side has 8 to 4096 pixels"),
+        ({"size": "-64"}, "size '-64': give one number, or WIDTHxHEIGHT"),
+        ({"size": "64x99999"}, "size '64x99999': a side has 8 to 4096 pixels"),
+    ],
+)
+def test_options_out_of_range_are_refused(tmp_path, videos, options, message):
+    videos.make(tmp_path / "a.mp4", count=8)
+    with pytest.raises(UserError, match=message):
+        module.encode(tmp_path / "a.mp4", "pixels", tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.needs("proc")
 @pytest.mark.parametrize(

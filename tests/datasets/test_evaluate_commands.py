@@ -71,3 +71,34 @@ def test_latents_are_no_recordings(clips, tmp_path):
 def test_one_episode_has_no_halves(whole):
     with pytest.raises(UserError, match="one episode cannot be halved; give --train-data"):
         HeldOut(whole.recordings, "video", (32, 32), (0,)).halves()
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("drift", {"clips": 0}, "--clips must be at least 1, not 0"),
+        ("drift", {"clips": -1}, "--clips must be at least 1, not -1"),
+        ("drift", {"starts": 0}, "--starts must be at least 1, not 0"),
+        ("drift", {"context": -1}, "--context must be at least 1, not -1"),
+        ("drift", {"frames": 0}, "--frames must be at least 3, not 0"),
+        ("drift", {"window": 2}, r"--window must be in \[3, 240\], not 2"),
+        ("drift", {"window": 33, "frames": 32}, r"--window must be in \[3, 32\], not 33"),
+        ("drift", {"seeds": (0, -1)}, r"--seeds must be in \[0, 2\*\*62\), not -1"),
+        ("drift", {"seeds": (2**62,)}, r"--seeds must be in \[0, 2\*\*62\), not 4611686018427387904"),
+        ("drift", {"seeds": ()}, "--seeds takes different numbers, one or more, not ''"),
+        ("drift", {"seeds": (3, 3)}, "--seeds takes different numbers, one or more, not '3 3'"),
+        ("drift", {"threads": 0}, r"--threads must be in \[1, 1024\], not 0"),
+        ("actions", {"clips": 0}, "--clips must be at least 1, not 0"),
+        ("actions", {"frames": 3}, "--frames must be at least 4, not 3"),
+        ("actions", {"context": 0}, "--context must be at least 1, not 0"),
+        ("actions", {"seeds": (1, 1)}, "--seeds takes different numbers"),
+        ("actions", {"threads": -1}, r"--threads must be in \[1, 1024\], not -1"),
+        ("latency", {"frames": 0}, "--frames must be at least 1, not 0"),
+        ("latency", {"seed": -1}, r"--seed must be in \[0, 2\*\*62\), not -1"),
+        ("latency", {"threads": 1025}, r"--threads must be in \[1, 1024\], not 1025"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_anything_is_read(command, options, message):
+    data = {} if command == "latency" else {"data": Path("nothing")}
+    with pytest.raises(UserError, match=f"^{message}"):
+        getattr(evaluate, command)(Path("nothing"), **data, **options)
