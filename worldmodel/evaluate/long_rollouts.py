@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from worldmodel.encoders.frames import Encoder, features_of
 from worldmodel.errors import UserError
 from worldmodel.evaluate.continuation import beginning, context_frames, continuations, following, whole_chunks
-from worldmodel.evaluate.frechet import Gaussian
+from worldmodel.evaluate.frechet import reference_of
 from worldmodel.evaluate.recordings import Pixels, Recordings, Subset, cut, excerpts, onward_actions
 from worldmodel.evaluate.report import Metric
 from worldmodel.evaluate.statistics import bootstrap
@@ -119,16 +119,15 @@ def drift_of(
     encoder: Encoder, long: Long, windows: int, progress: Callable[[int], None] = lambda frames: None
 ) -> Drift:
     """Frechet distance of evenly spaced windows to the reference, minus the real-versus-real floor."""
-    reference = torch.from_numpy(long.reference).movedim(-1, 1)
-    gaussian = Gaussian.fit(features_of(encoder, reference))
+    reference = reference_of(features_of(encoder, torch.from_numpy(long.reference).movedim(-1, 1)))
     progress(len(long.reference))
     real = torch.stack([window_features(encoder, draw, progress) for draw in long.windows])
-    floor = real_floor(gaussian, real)
+    floor = real_floor(reference, real)
     starts = window_starts(long.made.shape[1], long.window, windows)
     found = []
     for start in starts:
         seen = window_features(encoder, long.made[:, start : start + long.window], progress)
-        found.append(window_distance(gaussian, seen, floor))
+        found.append(window_distance(reference, seen, floor))
     return Drift(encoder.name, starts, tuple(found))
 
 

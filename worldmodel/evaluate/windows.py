@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worldmodel.encoders.frames import Encoder, features_of
-from worldmodel.evaluate.frechet import Gaussian, frechet
 from worldmodel.evaluate.statistics import Interval
+from worldmodel.frechet.distance import DistanceTo
 
 Pixels = NDArray[np.uint8]
 
@@ -56,7 +56,7 @@ class Floor:
     without: tuple[float, ...]
 
 
-def real_floor(reference: Gaussian, real: Tensor) -> Floor:
+def real_floor(reference: DistanceTo, real: Tensor) -> Floor:
     """From real features of the windows' structure, [draws, B, T, D]: the mean over the draws."""
 
     def mean(rows: Tensor) -> float:
@@ -65,7 +65,7 @@ def real_floor(reference: Gaussian, real: Tensor) -> Floor:
     return Floor(mean(torch.arange(real.shape[1])), tuple(mean(rows) for rows in _left_out(real.shape[1])))
 
 
-def window_distance(reference: Gaussian, window: Tensor, floor: Floor) -> WindowDistance:
+def window_distance(reference: DistanceTo, window: Tensor, floor: Floor) -> WindowDistance:
     """Of a window's features [B, T, D].
 
     The interval is a delete-one jackknife over rollouts (value +- 1.96 standard errors): each time a rollout is left
@@ -82,8 +82,8 @@ def window_distance(reference: Gaussian, window: Tensor, floor: Floor) -> Window
     return WindowDistance(value, interval, raw, floor.value, window.shape[0] * window.shape[1])
 
 
-def _distance(features: Tensor, reference: Gaussian) -> Tensor:
-    return frechet(Gaussian.fit(features.flatten(0, 1)), reference)
+def _distance(features: Tensor, reference: DistanceTo) -> Tensor:
+    return reference(features.flatten(0, 1))
 
 
 def _left_out(batch: int) -> list[Tensor]:

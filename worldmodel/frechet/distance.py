@@ -12,7 +12,10 @@ S_r^1/2 is made once, by `eigh`. The last trace sums the roots of the eigenvalue
 than min(N - 1, N_r - 1, D) of them can be above zero, and only that many are rooted, so what centring makes zero adds
 nothing. Those are clamped from below by `eps` times the largest one: the slope of the root is infinite at 0, and an
 eigenvalue below that is rounding. A clamped one has no gradient, and its root is off by at most sqrt(eps) of the
-largest root. In the diagonal mode each variance is clamped by `eps` times the reference's.
+largest root. eps is small, as the errors of all D roots add up: with 1e-14 features whose deviations span four orders
+of magnitude are off by 3e-5, with 1e-17 by 5e-7; and the gradient with respect to features stays bounded, as the slope
+of a root meets a row that is as small as the root. In the diagonal mode each variance is clamped by `eps` times the
+reference's.
 
 Fewer samples than features (N <= D): the same eigenvalues are those of the N x N Gram matrix A S_r A^T, where A is the
 centred features over sqrt(N - 1); with S_r = B^T B their roots are the singular values of A B^T, so the trace is its
@@ -41,7 +44,7 @@ class Frechet:
 
     mode: Mode = "full"
     shrinkage: float = 0.0
-    eps: float = 1e-14
+    eps: float = 1e-17
 
     def __post_init__(self) -> None:
         if self.mode not in ("mean", "diagonal", "full"):

@@ -7,7 +7,7 @@ import torch
 
 from worldmodel.errors import UserError
 from worldmodel.evaluate.drift import evaluate_drift
-from worldmodel.evaluate.frechet import Gaussian, frechet_distance
+from worldmodel.evaluate.frechet import frechet_distance, reference_of
 from worldmodel.evaluate.horizon import closeness, repeat_last
 from worldmodel.evaluate.long_rollouts import Long, drift_of, temporal_metrics, two_sides
 from worldmodel.evaluate.windows import Floor, real_floor, window_distance, window_starts
@@ -120,7 +120,7 @@ def test_window_starts():
 def test_window_distance_subtracts_the_floor_and_jackknifes():
     rng = torch.Generator().manual_seed(0)
     real = torch.randn(3, 5, 40, 4, generator=rng, dtype=torch.float64)
-    reference = Gaussian.fit(torch.randn(500, 4, generator=rng, dtype=torch.float64))
+    reference = reference_of(torch.randn(500, 4, generator=rng, dtype=torch.float64))
     floor = real_floor(reference, real)
     shift = torch.tensor([2.0, 0, 0, 0], dtype=torch.float64)
     found = window_distance(reference, real[0] + shift, floor)
@@ -137,7 +137,7 @@ def test_jackknife_of_a_mean_is_its_standard_error(monkeypatch):
     """For the mean of one value per rollout the jackknife error is s / sqrt(B) exactly (Efron, 1982)."""
     monkeypatch.setattr("worldmodel.evaluate.windows._distance", lambda features, reference: features.mean())
     values = torch.tensor([1.0, 4, 2, 7, 3], dtype=torch.float64)[:, None, None]
-    found = window_distance(Gaussian.fit(torch.rand(3, 1)), values, Floor(0.5, (0.5,) * 5))
+    found = window_distance(reference_of(torch.rand(3, 1)), values, Floor(0.5, (0.5,) * 5))
     error = float(values.std()) / 5**0.5
     assert found.value == pytest.approx(3.4 - 0.5)
     assert found.interval == pytest.approx((2.9 - 1.96 * error, 2.9 + 1.96 * error))

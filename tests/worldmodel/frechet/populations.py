@@ -23,4 +23,4 @@ def by_nuclear_norm(a, b):
     x, y = a - a.mean(0), b - b.mean(0)
     overlap = torch.linalg.matrix_norm(x @ y.T, "nuc") / ((len(a) - 1) * (len(b) - 1)) ** 0.5
     spread = x.square().sum() / (len(a) - 1) + y.square().sum() / (len(b) - 1)
-    return float((a.mean(0) - b.mean(0)).square().sum() + spread - 2 * overlap)
+    return (a.mean(0) - b.mean(0)).square().sum() + spread - 2 * overlap

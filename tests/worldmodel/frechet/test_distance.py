@@ -35,9 +35,21 @@ def test_equals_scipy_for_full_rank(n1, n2, d):
 )
 def test_few_samples_equal_the_nuclear_norm(n1, n2, d):
     a, b = sample(n1, d, 2), sample(n2, d, 3, 0.6)
-    expected = by_nuclear_norm(a, b)
+    expected = by_nuclear_norm(a, b).item()
     assert distance(a, b) == pytest.approx(expected, rel=1e-9)
     assert distance(Moments.of(a), b) == pytest.approx(expected, rel=1e-6)  # D x D instead of N x N
+
+
+@pytest.mark.parametrize(("n", "d"), [(256, 40), (600, 120), (40, 120)])
+def test_deviations_over_four_orders_of_magnitude(n, d):
+    """As real encoders have them: value and gradient against the nuclear norm, which never squares a singular value."""
+    spread = torch.linalg.qr(sample(d, d, 20)).Q * torch.logspace(0, -4, d, dtype=torch.float64)[:, None]
+    z = torch.randn(2, 600, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ spread
+    a, b = z[0, :n].clone().requires_grad_(), 1.1 * z[1] + 0.1
+    expected, found = by_nuclear_norm(a, b), Frechet().to(b)(a)
+    assert found.item() == pytest.approx(expected.item(), rel=2e-6)
+    slopes = [torch.autograd.grad(value, a)[0] for value in (found, expected)]
+    assert (slopes[0] - slopes[1]).norm() < 3e-3 * slopes[1].norm()
 
 
 def test_fewer_samples_than_features_equals_the_subspace_they_lie_in():
