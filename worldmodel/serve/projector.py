@@ -1,12 +1,12 @@
 """Pictures on their way to the client: numbered, timed, encoded, queued."""
 
 import time
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Self
 
 from .outbox import Outbox, Picture
 from .pictures import CodecName, encode
-from .protocol import REAL, Codec, FrameHeader
+from .protocol import REAL, Codec, FrameHeader, Hello, Settings
 from .sources import Pixels
 
 
@@ -19,6 +19,18 @@ class Choices:
     policy: Literal["latest", "block"]
     pace: float  # pictures per second; 0: as fast as possible
     steps: int  # sampler steps; 0: the model's own
+
+    @classmethod
+    def of(cls, hello: Hello, fps: float) -> Self:
+        """What a client asks for when it connects to a world with a frame rate."""
+        pace = fps if hello.pace is None else hello.pace
+        steps = hello.steps or 0
+        return cls(codec=hello.codec, quality=hello.quality, policy=hello.policy, pace=pace, steps=steps)
+
+    def changed(self, change: Settings) -> Self:
+        """The same, but for what a client wants to change."""
+        wanted = {field.name: getattr(change, field.name) for field in fields(self)}
+        return replace(self, **{name: value for name, value in wanted.items() if value is not None})
 
     @property
     def waits(self) -> bool:
