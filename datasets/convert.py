@@ -11,9 +11,10 @@ from worldmodel.datasets.clips import CAMERA, VideoFolder, video_paths
 from worldmodel.datasets.interrupt import HeldSignals, Stopped
 from worldmodel.datasets.lerobot import is_lerobot
 from worldmodel.datasets.lerobot_writer import Episode, EpisodeSchema, EpisodeWriter
-from worldmodel.datasets.recordings import SIDES, fit, parse_fps, parse_size, picture_size
+from worldmodel.datasets.recordings import SIDES, parse_fps, parse_size, picture_size
 from worldmodel.datasets.video import open_video
 from worldmodel.errors import UserError
+from worldmodel.pixels import fit
 from worldmodel.progress import progress_bar
 
 MAX_EPISODE_BYTES = 2**30  # of raw pictures, which lie in memory; longer videos become several episodes

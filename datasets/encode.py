@@ -35,7 +35,6 @@ from worldmodel.datasets.recordings import (
     Recordings,
     choose_actions,
     choose_camera,
-    fit,
     open_recordings,
     parse_fps,
     parse_size,
@@ -48,7 +47,7 @@ from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import check_device
 from worldmodel.options import check_range
-from worldmodel.pixels import to_float, to_uint8
+from worldmodel.pixels import fit, to_float, to_uint8
 from worldmodel.progress import progress_bar
 
 BATCH = 32  # frames encoded at once, a multiple of every temporal factor

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from worldmodel.datasets.lerobot import LeRobotRecordings
-from worldmodel.datasets.recordings import Recordings, choose_camera, fit, open_recordings
+from worldmodel.datasets.recordings import Recordings, choose_camera, open_recordings
 from worldmodel.errors import UserError
 from worldmodel.evaluate.recordings import Recording
 from worldmodel.models.world import WorldModel
+from worldmodel.pixels import fit
 
 KEPT = 16  # episodes in memory
 

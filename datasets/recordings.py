@@ -9,7 +9,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -169,19 +168,6 @@ def parse_fps(text: str | None) -> Fraction | None:
     if not 0 < fps <= MAX_FPS:
         raise UserError(f"fps '{text[:40]}': must be positive, and at most {MAX_FPS}")
     return fps
-
-
-def fit(frame: Frame, height: int, width: int) -> Frame:
-    """Scale a picture until it covers height x width, and cut off what stands out on both sides equally."""
-    h, w = frame.shape[:2]
-    if (h, w) == (height, width):
-        return frame
-    scale = max(height / h, width / w)
-    new_h, new_w = max(height, round(h * scale)), max(width, round(w * scale))
-    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
-    scaled = cv2.resize(frame, (new_w, new_h), interpolation=method).astype(np.uint8, copy=False)
-    top, left = (new_h - height) // 2, (new_w - width) // 2
-    return np.ascontiguousarray(scaled[top : top + height, left : left + width])
 
 
 def numbered(dim: int) -> tuple[str, ...]:

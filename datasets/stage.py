@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worldmodel.datasets.recordings import Frame, Recordings, choose_camera, fit, open_recordings
+from worldmodel.datasets.recordings import Frame, Recordings, choose_camera, open_recordings
 from worldmodel.datasets.worlds import open_world
 from worldmodel.datasets.worlds.base import VectorWorld, World, WorldOptions
 from worldmodel.errors import UserError
 from worldmodel.models.world import WorldModel
+from worldmodel.pixels import fit
 from worldmodel.serve.sources import Footage, Pixels, RealWorld
 
 

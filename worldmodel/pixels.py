@@ -4,14 +4,17 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import cv2
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worldmodel.errors import UserError
 from worldmodel.folders import check_creatable
 
 VIDEOS = (".mp4", ".mkv", ".mov")
+Picture = NDArray[np.uint8]  # [H, W, 3] RGB
 
 
 def to_float(frames: np.ndarray | Tensor) -> Tensor:
@@ -19,10 +22,26 @@ def to_float(frames: np.ndarray | Tensor) -> Tensor:
     return torch.as_tensor(frames).movedim(-1, -3).float() / 127.5 - 1
 
 
-def to_uint8(pixels: Tensor) -> np.ndarray:
-    """Float [..., 3, H, W] in [-1, 1] -> uint8 [..., H, W, 3], rounded and clipped."""
+def to_uint8(pixels: Tensor) -> NDArray[np.uint8]:
+    """Float [..., 3, H, W] in [-1, 1] -> uint8 [..., H, W, 3] in C order, rounded and clipped."""
     scaled = ((pixels.detach().float() + 1) * 127.5).round().clamp(0, 255)
-    return scaled.to(torch.uint8).movedim(-3, -1).cpu().numpy()
+    return np.ascontiguousarray(scaled.to(torch.uint8).movedim(-3, -1).cpu().numpy())
+
+
+def fit(picture: Picture, height: int, width: int) -> Picture:
+    """The largest centred part of a picture [h, w, 3] with the right aspect, resized to [height, width, 3].
+
+    The part is cut out first, so that no intermediate picture is larger than both.
+    """
+    h, w = picture.shape[:2]
+    if (h, w) == (height, width):
+        return picture
+    scale = min(h / height, w / width)
+    crop_h, crop_w = max(1, round(height * scale)), max(1, round(width * scale))
+    top, left = (h - crop_h) // 2, (w - crop_w) // 2
+    part = np.ascontiguousarray(picture[top : top + crop_h, left : left + crop_w])
+    way = cv2.INTER_AREA if crop_h > height else cv2.INTER_CUBIC
+    return np.asarray(cv2.resize(part, (width, height), interpolation=way), np.uint8)
 
 
 def enlarge(frames: np.ndarray, factor: int) -> np.ndarray:

@@ -17,11 +17,11 @@ from worldmodel.datasets.clips import VideoFolder
 from worldmodel.datasets.encode import encode, encode_recordings
 from worldmodel.datasets.latent_files import Latents, LatentsInfo, episode_file
 from worldmodel.datasets.latents import LatentClips
-from worldmodel.datasets.recordings import fit, parse_fps, parse_size
+from worldmodel.datasets.recordings import parse_fps, parse_size
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
-from worldmodel.pixels import to_float, to_uint8
+from worldmodel.pixels import fit, to_float, to_uint8
 
 COUNTS = (37, 70, 5, 33)
 
@@ -97,19 +97,6 @@ def test_size_and_actions_can_be_chosen(tmp_path, data, tokenizer):
     with torch.no_grad():
         expected = model.encode(pixels[None])[0]
     torch.testing.assert_close(torch.from_numpy(latents.frames(2, 0, 5)).float(), expected, atol=2e-3, rtol=1e-3)
-
-
-def test_fit_covers_and_cuts_both_sides():
-    frame = np.zeros((40, 80, 3), np.uint8)
-    frame[:, 20:60] = 200  # the middle half
-    made = fit(frame, 20, 20)
-    assert made.shape == (20, 20, 3) and (made == 200).all()
-    assert fit(frame, 40, 80) is frame
-    wide = fit(frame, 20, 40)
-    np.testing.assert_array_equal(
-        wide[:, :, 0], np.where((np.arange(40) >= 10) & (np.arange(40) < 30), 200, 0) * np.ones((20, 1))
-    )
-    assert fit(np.full((7, 9, 3), 9, np.uint8), 32, 32).shape == (32, 32, 3)
 
 
 def interrupt_after(episodes: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,11 @@ from worldmodel.memory import WindowConfig
 from worldmodel.models.tokenizer import DecodeState
 from worldmodel.models.world import WorldModel
 from worldmodel.noise import row_seed
+from worldmodel.pixels import to_float, to_uint8
 from worldmodel.rollout import start, step
 from worldmodel.sampler import AnySampler, Streamable
 from worldmodel.state import Pending, State
 
-from .pictures import to_model, to_uint8
 from .sources import Footage, Pixels
 
 RECENT = 4  # good chunks that are kept to rebuild a memory from
@@ -100,7 +100,7 @@ def from_footage(world: WorldModel, footage: Footage, seed: int) -> Opening:
     if latents % world.dit.chunk:
         raise UserError(f"a beginning of {latents} latent frames is no multiple of the chunk of {world.dit.chunk}")
     with torch.no_grad():
-        x = world.tokenizer.encode(to_model(pixels, world.device))
+        x = world.tokenizer.encode(to_float(torch.as_tensor(pixels).to(world.device))[None])
     action = _still(world, latents) if footage.actions is None else _packed(world, footage.actions, latents)
     has_action = torch.ones(1, latents, dtype=torch.bool, device=world.device)
     has_action[:, 0] = False

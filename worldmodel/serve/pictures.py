@@ -1,15 +1,14 @@
-"""Pictures at the border: model values to uint8 RGB, uint8 to bytes on the wire, uploaded files to model values."""
+"""Pictures at the border: uint8 RGB to bytes on the wire and back, uploaded files to pictures."""
 
 import io
 from typing import Literal
 
 import cv2
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from worldmodel.errors import UserError
+from worldmodel.pixels import fit
 
 from .protocol import Codec, in_words
 from .sources import Pixels
@@ -17,17 +16,6 @@ from .sources import Pixels
 MAX_UPLOAD_PIXELS = 40_000_000
 UPLOAD_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # no others: some of Pillow's readers start programs
 CodecName = Literal["raw", "jpeg", "webp"]
-
-
-def to_uint8(pixels: Tensor) -> Pixels:
-    """Pixels [..., 3, H, W] in [-1, 1] -> uint8 RGB [..., H, W, 3], rounded to the nearest."""
-    scaled = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return np.ascontiguousarray(scaled.movedim(-3, -1).cpu().numpy())
-
-
-def to_model(pixels: Pixels, device: torch.device) -> Tensor:
-    """uint8 RGB [P, H, W, 3] -> pixels [1, P, 3, H, W] in [-1, 1] on a device."""
-    return torch.from_numpy(np.ascontiguousarray(pixels)).to(device).movedim(-1, -3).float()[None] / 127.5 - 1
 
 
 def encode(picture: Pixels, codec: CodecName, quality: int) -> bytes:
@@ -54,17 +42,6 @@ def decode(payload: bytes, codec: Codec, width: int, height: int) -> Pixels:
     if bgr is None:
         raise ValueError(f"{len(payload)} bytes are not a {codec.name} picture")
     return np.asarray(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), np.uint8)
-
-
-def fit(picture: Pixels, height: int, width: int) -> Pixels:
-    """The largest centred part of a picture with the right aspect, resized to [height, width, 3]."""
-    h, w = picture.shape[:2]
-    scale = min(h / height, w / width)
-    crop_h, crop_w = max(1, round(height * scale)), max(1, round(width * scale))
-    top, left = (h - crop_h) // 2, (w - crop_w) // 2
-    part = np.ascontiguousarray(picture[top : top + crop_h, left : left + crop_w])
-    way = cv2.INTER_AREA if crop_h > height else cv2.INTER_CUBIC
-    return np.asarray(cv2.resize(part, (width, height), interpolation=way), np.uint8)
 
 
 def read_picture(data: bytes, height: int, width: int) -> Pixels:

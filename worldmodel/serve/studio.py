@@ -13,13 +13,14 @@ import torch
 
 from worldmodel.errors import UserError
 from worldmodel.models.world import WorldModel
+from worldmodel.pixels import fit, to_uint8
 
 from .bindings import bind
 from .downloads import Downloads
 from .dream import advance, begin, chunk_action, context_frames, from_footage, from_picture, from_start, picture_size
 from .engine import Engine
 from .limits import Limits
-from .pictures import encode, fit, read_picture, to_uint8
+from .pictures import encode, read_picture
 from .places import Line, Places
 from .protocol import MAX_TEXT, MAX_UPLOAD, UPLOAD_PICTURE, VERSION, Hello, Notice, Restart, Welcome, in_words
 from .replay import read_replay, sampler_of

@@ -7,6 +7,7 @@ import torch
 from worldmodel.chunk import ActionControl
 from worldmodel.errors import UserError
 from worldmodel.memory import FullConfig
+from worldmodel.pixels import to_uint8
 from worldmodel.rollout import join, replay, rollout, start
 from worldmodel.sampler import Euler, Pipelined
 from worldmodel.serve.dream import (
@@ -20,7 +21,6 @@ from worldmodel.serve.dream import (
     picture_size,
     remembered,
 )
-from worldmodel.serve.pictures import to_uint8
 from worldmodel.serve.sources import Footage
 
 

@@ -2,11 +2,10 @@ import io
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from worldmodel.errors import UserError
-from worldmodel.serve.pictures import decode, encode, fit, read_picture, to_model, to_uint8
+from worldmodel.serve.pictures import decode, encode, read_picture
 from worldmodel.serve.protocol import Codec
 
 
@@ -19,16 +18,6 @@ def file(picture: np.ndarray, kind: str = "PNG", **options) -> bytes:
 def gradient(height: int, width: int) -> np.ndarray:
     y, x = np.mgrid[:height, :width]
     return np.stack((255 * y / height, 255 * x / width, 0 * x + 99), -1).astype(np.uint8)
-
-
-def test_uint8_round_trip_is_exact() -> None:
-    picture = np.arange(256, dtype=np.uint8).reshape(1, 8, 32, 1).repeat(3, -1)
-    assert np.array_equal(to_uint8(to_model(picture, torch.device("cpu")))[0], picture)
-
-
-def test_values_are_rounded_and_clipped() -> None:
-    values = torch.tensor([-2.0, -1.0, 0.0, 0.0039, 1.0, 3.0]).reshape(1, 1, 6).expand(3, 1, 6)
-    assert to_uint8(values)[0, :, 1].tolist() == [0, 0, 128, 128, 255, 255]  # 127.5 rounds to even
 
 
 def test_raw_is_exact() -> None:
@@ -49,14 +38,6 @@ def test_lossy_codecs_keep_colours_in_their_channels(name: str, codec: Codec) ->
 def test_broken_payload() -> None:
     with pytest.raises(ValueError, match="not a JPEG"):
         decode(b"nothing", Codec.JPEG, 4, 4)
-
-
-def test_fit_crops_the_middle() -> None:
-    wide = np.zeros((10, 30, 3), np.uint8)
-    wide[:, 10:20] = 200
-    assert (fit(wide, 10, 10) == 200).all()
-    assert fit(gradient(30, 10), 16, 16).shape == (16, 16, 3)
-    assert fit(gradient(2, 2), 16, 32).shape == (16, 32, 3)
 
 
 def test_uploaded_picture_is_upright() -> None:
