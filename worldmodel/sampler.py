@@ -5,6 +5,7 @@ and not finished. All noise is keyed by (row seed, absolute frame, draw), so tha
 """
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from .state import Pending, State
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 Draw = Callable[[int], Tensor]
+MOST_STEPS = 1000  # model calls per chunk: beyond that lies only waiting
 
 
 class Streamable(Protocol):
@@ -86,10 +88,12 @@ def _at(x: Tensor, t: float) -> Tensor:
 
 def _check(sampler: "Euler | Heun | FewStep | Pipelined", steps: int) -> None:
     name = type(sampler).__name__
-    if steps < 1:
-        raise UserError(f"{name}: steps must be at least 1, not {steps}")
-    if sampler.shift <= 0:
-        raise UserError(f"{name}: shift must be above 0, not {sampler.shift}")
+    if not 1 <= steps <= MOST_STEPS:
+        raise UserError(f"{name}: steps must be in [1, {MOST_STEPS}], not {steps}")
+    if not 0 < sampler.shift < math.inf:  # NaN too
+        raise UserError(f"{name}: shift must be a finite number above 0, not {sampler.shift}")
+    if not 0 <= sampler.guidance < math.inf:
+        raise UserError(f"{name}: guidance must be a finite number of at least 0, not {sampler.guidance}")
 
 
 class _PresentChunk:

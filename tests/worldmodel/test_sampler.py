@@ -235,17 +235,27 @@ def test_noise_belongs_to_the_frame():
 
 def test_bad_settings():
     for make, message in (
-        (lambda: Euler(steps=0), "Euler: steps must be at least 1, not 0"),
-        (lambda: Heun(steps=-1), "Heun: steps must be at least 1"),
-        (lambda: Pipelined(steps=0), "Pipelined: steps must be at least 1"),
+        (lambda: Euler(steps=0), r"Euler: steps must be in \[1, 1000\], not 0"),
+        (lambda: Heun(steps=-1), r"Heun: steps must be in \[1, 1000\], not -1"),
+        (lambda: Pipelined(steps=0), "Pipelined: steps must be in"),
+        (lambda: Euler(steps=10**9), r"Euler: steps must be in \[1, 1000\], not 1000000000"),
+        (lambda: Pipelined(chunks=10**9, steps=10**9), "Pipelined: steps must be in"),
+        (lambda: FewStep(levels=tuple(1 - i / 2000 for i in range(1001))), "FewStep: steps must be in .* not 1001"),
+        (lambda: FewStep(levels=(1.0, math.nan)), "levels must fall"),
+        (lambda: Euler(guidance=math.nan), "Euler: guidance must be a finite number of at least 0, not nan"),
+        (lambda: Heun(guidance=-0.5), r"Heun: guidance must be a finite number of at least 0, not -0\.5"),
+        (lambda: FewStep(guidance=math.inf), "FewStep: guidance must be a finite number"),
+        (lambda: Pipelined(guidance=-1.0), "Pipelined: guidance must be a finite number"),
+        (lambda: Euler(shift=math.nan), "shift must be a finite number above 0, not nan"),
+        (lambda: Heun(shift=math.inf), "shift must be a finite number above 0"),
         (lambda: Pipelined(chunks=3, steps=4), "4 steps do not divide among 3 chunks"),
         (lambda: Pipelined(chunks=0, steps=4), "4 steps do not divide among 0 chunks"),
         (lambda: FewStep(levels=(0.9, 0.5)), r"levels must fall from 1\.0"),
         (lambda: FewStep(levels=(1.0, 0.5, 0.5)), "levels must fall"),
         (lambda: FewStep(levels=(1.0, 0.0)), "stay above 0"),
         (lambda: FewStep(levels=()), "levels must fall"),
-        (lambda: Euler(shift=0.0), "shift must be above 0"),
-        (lambda: FewStep(shift=-1.0), "shift must be above 0"),
+        (lambda: Euler(shift=0.0), "shift must be a finite number above 0"),
+        (lambda: FewStep(shift=-1.0), "shift must be a finite number above 0"),
         (lambda: FirstChunks(first=Euler(), chunks=-1, then=Euler()), "chunks must not be negative"),
     ):
         with pytest.raises(UserError, match=message):
