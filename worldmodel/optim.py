@@ -7,12 +7,12 @@ splits that matrix into its three parts.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from worldmodel.errors import UserError
@@ -35,31 +35,68 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
 
 
 class MuonOptimizer(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised; updates are scaled to the root mean square that AdamW's have (0.2)."""
+    """Nesterov momentum, orthogonalised; updates are scaled to the root mean square that AdamW's have (0.2).
+
+    Where several processes hold the same weights and gradients, as after data-parallel averaging, each orthogonalises
+    its share of the matrices and hands it to the others. Weights that FSDP2 shards are gathered matrix by matrix, and
+    every process orthogonalises all. Matrices go one by one: a batch of equal ones leaves a CPU's cache and is slower.
+    """
 
     def __init__(self, params: Iterable[dict[str, Any]], lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["momentum"] = torch.zeros_like(p)
-                momentum = state["momentum"]
-                momentum.lerp_(p.grad, 1 - group["momentum"])
-                update = p.grad.lerp(momentum, group["momentum"])
-                whole = update.full_tensor() if isinstance(update, DTensor) else update  # sharded by FSDP2
-                whole = whole.unflatten(0, (group["parts"], -1))
-                scale = 0.2 * math.sqrt(max(whole.shape[-2:]))
-                made = orthogonalise(whole).flatten(0, 1)
-                if isinstance(update, DTensor):  # every rank has the whole: it keeps its own part
-                    made = distribute_tensor(made, update.device_mesh, update.placements, src_data_rank=None)
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(made, alpha=-group["lr"] * scale)
+        todo = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p, group in todo:
+            state = self.state[p]
+            if not state:
+                state["momentum"] = torch.zeros_like(p)
+            state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+        for (p, group), direction in zip(todo, self._directions(todo), strict=True):
+            scale = 0.2 * math.sqrt(max(p.shape[0] // group["parts"], p.shape[1]))
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(direction, alpha=-group["lr"] * scale)
+
+    def _directions(self, todo: list[tuple[Tensor, dict[str, Any]]]) -> Iterator[Tensor]:
+        """Of every matrix in turn; with several processes each one's share in one buffer, broadcast by its owner."""
+        world = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        if world == 1 or any(isinstance(p, DTensor) for p, _ in todo):
+            yield from (self._direction(p, group) for p, group in todo)
+            return
+        owners = divide([p.numel() * min(p.shape[0] // group["parts"], p.shape[1]) for p, group in todo], world)
+        shares: list[Iterator[Tensor]] = [iter(()) for _ in range(world)]
+        waits = []
+        for rank in sorted(set(owners)):
+            own = [one for one, owner in zip(todo, owners, strict=True) if owner == rank]
+            if rank == distributed.get_rank():
+                share = torch.cat([self._direction(p, group).flatten() for p, group in own])
+            else:
+                share = own[0][0].new_empty(sum(p.numel() for p, _ in own))
+            shares[rank] = iter(share.split([p.numel() for p, _ in own]))
+            waits.append(distributed.broadcast(share, rank, async_op=True))
+        for work in waits:
+            work.wait()
+        yield from (next(shares[owner]).view_as(p) for (p, _), owner in zip(todo, owners, strict=True))
+
+    def _direction(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        """What one matrix is moved along, before scaling."""
+        assert p.grad is not None
+        update = p.grad.lerp(self.state[p]["momentum"], group["momentum"])
+        whole = update.full_tensor() if isinstance(update, DTensor) else update
+        made = orthogonalise(whole.unflatten(0, (group["parts"], -1))).flatten(0, 1)
+        if isinstance(update, DTensor):  # every rank has the whole: it keeps its own part
+            return distribute_tensor(made, update.device_mesh, update.placements, src_data_rank=None)
+        return made
+
+
+def divide(costs: list[int], shares: int) -> list[int]:
+    """The share of each piece of work: the costliest first, each to the share that has least so far."""
+    owners, loads = [0] * len(costs), [0] * shares
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        owners[i] = loads.index(min(loads))
+        loads[owners[i]] += costs[i]
+    return owners
 
 
 def _check(cfg: "AdamW | Muon") -> None:

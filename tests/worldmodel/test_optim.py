@@ -1,16 +1,20 @@
 """Muon against the singular value decomposition, schedules and groups against their formulas."""
 
+import json
 import math
+import os
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import small_dit
-from torch import nn
+from tiny import FROM_CLEAN, free_port, small_dit
+from torch import distributed, nn
 
+from worldmodel import optim
 from worldmodel.errors import UserError
-from worldmodel.optim import QUINTIC, AdamW, Muon, MuonOptimizer, Schedule, orthogonalise
+from worldmodel.optim import QUINTIC, AdamW, Muon, MuonOptimizer, Schedule, divide, orthogonalise
+from worldmodel.weights import read_tensors, write_tensors
 
 
 def by_svd(g, steps=5):
@@ -109,6 +113,64 @@ def test_a_parameter_without_gradient_is_skipped():
     p.grad = torch.ones(2, 2)
     MuonOptimizer([{"params": [p, q]}], lr=0.1, momentum=0.9, weight_decay=0.5).step()
     assert not torch.equal(p, torch.ones(2, 2)) and torch.equal(q, torch.ones(2, 2))
+
+
+def three_steps_of_muon(processes):
+    """A model after three steps with gradients that depend on the step alone, and how many matrices were worked on."""
+    model, original, seen = small_dit(text=12), optim.orthogonalise, []
+    muon, _ = Muon(lr=0.02, weight_decay=0.3).build(model)
+    optim.orthogonalise = lambda g: seen.append(tuple(g.shape)) or original(g)
+    for step in range(3):
+        rng = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=rng)
+        model.blocks[0].out.weight.grad = None if step == 1 else model.blocks[0].out.weight.grad
+        muon.step()
+    optim.orthogonalise = original
+    assert distributed.is_initialized() == (processes > 1)
+    return {n: p.detach() for n, p in model.named_parameters()}, seen
+
+
+def one_of_several(rank, count, port, out):
+    """The target of a process: its weights and what it worked on, to files."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    distributed.init_process_group("gloo")
+    weights, seen = three_steps_of_muon(count)
+    write_tensors(weights, out / f"{rank}.safetensors")
+    (out / f"{rank}.json").write_text(json.dumps(seen))
+    distributed.destroy_process_group()
+
+
+def test_processes_share_the_work_of_muon(tmp_path):
+    """The bits of one process, and every matrix is orthogonalised once, by one of them."""
+    count, port = 2, free_port()
+    processes = [FROM_CLEAN.Process(target=one_of_several, args=(rank, count, port, tmp_path)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    weights, seen = three_steps_of_muon(1)
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    work = [[tuple(shape) for shape in json.loads((tmp_path / f"{rank}.json").read_text())] for rank in range(count)]
+    assert sorted(work[0] + work[1]) == sorted(seen)
+    costs = [sum(a * b * c * min(b, c) for a, b, c in shapes) for shapes in work]
+    assert max(costs) < 1.1 * min(costs)
+    for rank in range(count):
+        found = read_tensors(tmp_path / f"{rank}.safetensors")
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_work_is_divided_evenly():
+    assert divide([1, 5, 4, 2], 2) == [0, 0, 1, 1]
+    assert divide([3], 4) == [0] and divide([], 2) == []
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1), st.integers(1, 9))
+@settings(deadline=None)
+def test_no_share_of_the_work_is_far_above_the_mean(costs, shares):
+    owners = divide(costs, shares)
+    loads = [sum(c for c, owner in zip(costs, owners, strict=True) if owner == share) for share in range(shares)]
+    assert sum(loads) == sum(costs) and max(loads) <= sum(costs) / shares + max(costs)
 
 
 @given(st.integers(0, 300), st.integers(0, 20), st.integers(1, 300), st.floats(0, 1))
