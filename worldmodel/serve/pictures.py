@@ -53,7 +53,7 @@ def read_picture(data: bytes, height: int, width: int) -> Pixels:
         with Image.open(io.BytesIO(data), formats=UPLOAD_FORMATS) as file:
             if file.width * file.height > MAX_UPLOAD_PIXELS:
                 raise UserError(f"the picture has {file.width} x {file.height} pixels, at most 40 million are read")
-            picture = np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
+            picture = np.array(ImageOps.exif_transpose(file).convert("RGB"))
         return fit(picture, height, width)
     except UserError:
         raise
