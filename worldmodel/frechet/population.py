@@ -129,7 +129,7 @@ class FeatureQueue:
         self.filled, self.place = (int(n) for n in state["position"])
 
     def _check(self, batch: Tensor) -> None:
-        if batch.ndim != 2 or batch.shape[1] != self.features.shape[1]:
+        if batch.ndim != 2 or not len(batch) or batch.shape[1] != self.features.shape[1]:
             raise ValueError(f"a queue of features [N, {self.features.shape[1]}] takes no {list(batch.shape)}")
 
 

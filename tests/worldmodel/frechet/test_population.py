@@ -180,6 +180,8 @@ def test_what_is_refused():
         assert all(torch.equal(before[key], value) for key, value in population.state_dict().items())
         with pytest.raises(ValueError, match=r"\[2, 4\]"):
             population.live(torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"\[0, 3\]"):
+        queue.live(torch.zeros(0, 3))
     with pytest.raises(UserError, match="batch of 9 samples is more than its capacity 8"):
         queue.live(coarse(9, 3, 17))
     with pytest.raises(UserError, match="at least 2 samples"):
