@@ -79,9 +79,9 @@ class Experiment:
 BASE = Arm(objective=RolloutError(unroll=UNROLL), frames=2, lr=2e-3)
 ARMS = {
     "one-step": Arm(objective=RolloutError(unroll=UNROLL), frames=2),
-    "rollout": Arm(objective=RolloutError(unroll=UNROLL), frames=5),
-    "pushforward": Arm(objective=Pushforward(unroll=UNROLL), frames=5),
-    "hero": Arm(objective=Hero(unroll=UNROLL), frames=5),
+    "rollout": Arm(objective=RolloutError(unroll=UNROLL), frames=9, lr=5e-4),
+    "pushforward": Arm(objective=Pushforward(unroll=UNROLL), frames=3, lr=5e-4),
+    "hero": Arm(objective=Hero(unroll=UNROLL), frames=9, lr=5e-4),
 }
 
 

@@ -1,0 +1,58 @@
+"""The PDE playground's bookkeeping: budgets, stable times, what is done stays done."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from worldmodel.datasets.pde.trajectories import Trajectories
+
+SPEC = importlib.util.spec_from_file_location("pde", Path(__file__).parents[1] / "demos" / "pde.py")
+assert SPEC and SPEC.loader
+pde = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(pde)
+DATA = Trajectories(interval=4.0, train=2, validation=1, frames=12, warmup=40.0, batch=4)
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return pde.MODEL.build()
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "passes"),
+    [("one-step", 2, 3), ("rollout", 5, 12), ("hero", 5, 20), ("pushforward", 2, 3)],
+)
+def test_the_budget_is_spent_and_no_more(name, frames, passes):
+    arm = replace(pde.ARMS[name], frames=frames)
+    assert pde.train(model(), arm, replace(DATA, length=frames), 121, 0) == -(-121 // passes)
+
+
+def test_training_is_a_function_of_the_seed_and_helps():
+    arm, data = replace(pde.ARMS["hero"], frames=3, lr=3e-3), replace(DATA, length=3)
+    made = [model() for _ in range(3)]
+    for one, seed in zip(made, (1, 1, 2), strict=True):
+        pde.train(one, arm, data, 600, seed)
+    first, same, other = (torch.cat([p.flatten() for p in one.parameters()]) for one in made)
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    before, after = (pde.errors(one, data, "train", 2, 4)[:, 1].mean() for one in (model(), made[0]))
+    assert after < 0.8 * before
+
+
+def test_errors_are_relative_to_the_fields():
+    one = model()
+    x = DATA.whole("test", 2, 3).x
+    with torch.no_grad():
+        made = one(x[:, 0])
+        expected = [(made - x[:, 1]), one(made) - x[:, 2]]
+    expected = [e.square().mean((1, 2, 3)).sqrt() / x.square().mean().sqrt() for e in expected]
+    found = pde.errors(one, DATA, "test", 2, 2)
+    np.testing.assert_allclose(found, torch.stack(expected, 1).numpy(), rtol=1e-5)
+
+
+def test_stable_times():
+    error = np.array([[0.1, 0.6, 0.2, 0.9], [0.7, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, np.inf]])
+    assert pde.stable_times(error, 2.0).tolist() == [4.0, 2.0, 8.0, 8.0]
