@@ -15,7 +15,9 @@ from worldmodel.models.dit import DiTConfig
 from worldmodel.models.lora import LoraConfig
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.reconstruction import Reconstruction
+from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.optim import AdamW, Muon, Schedule
 
 
@@ -79,7 +81,7 @@ class Run[D: Data]:
     data: D
     model: DiTConfig | AutoencoderConfig
     out: Path
-    objective: FlowMatching | Reconstruction = field(default_factory=FlowMatching)
+    objective: FlowMatching | FrechetForcing | SelfForcing | Reconstruction = field(default_factory=FlowMatching)
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     schedule: Schedule = field(default_factory=Schedule)
     stream: StreamConfig = field(default_factory=StreamConfig)

@@ -9,6 +9,7 @@ step number) alone: data, noise and times are keyed by the global index of each 
 splitting over processes change nothing.
 """
 
+import copy
 import errno
 import math
 import os
@@ -20,20 +21,27 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldmodel import artifact, checkpoint
 from worldmodel.capabilities import check
 from worldmodel.checkpoint import Role
+from worldmodel.chunk import Clip
 from worldmodel.ema import Ema
 from worldmodel.errors import UserError, out_of_memory
 from worldmodel.folders import alone
 from worldmodel.generate import Diverged
 from worldmodel.identity import check_identity, identity
-from worldmodel.models.dit import DiT
+from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.objectives.base import Objective, Update
+from worldmodel.objectives.frechet_forcing import FrechetForcing
+from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.progress import Line, StopSignal, listed
 from worldmodel.run import Run
+from worldmodel.weights import read_tensors
+
+OBJECTIVE = "objective"
+"""Name of the file with the objective's tensors, beside those of the roles."""
 
 Best = tuple[float, int]
 """Lowest validation loss so far, and its step."""
@@ -58,15 +66,11 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
         torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
     model = artifact.build(run, torch.bfloat16 if run.precision == "bf16" else torch.float32)
-    if isinstance(model, DiT):
-        model.checkpointing = run.checkpointing
-        for block in model.blocks if run.compile else ():
-            block.compile()
-    wrapped, *optimizers = accelerator.prepare(model, *run.optimizer.build(model))
-    kind: Any = run.objective  # which fits the model: artifact.check
-    objective = kind.build(wrapped, run.model, run.seed)
-    roles = {"model": Role(wrapped, optimizers, Ema(model, run.ema) if run.ema else None)}
+    roles = {"model": _role(run, accelerator, model, run.ema)}
+    objective = _objective(run, accelerator, roles)
     step, best, metrics = _resume(run, roles, objective)
+    if step == 0 and run.steps:
+        objective.begin(_batches(run, accelerator, 0))
 
     main = accelerator.is_main_process
     template = artifact.Template.of(run) if main and step < run.steps else None
@@ -75,9 +79,9 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
             line.note(f"{run.out} is at step {step} already, steps is {run.steps}: nothing to do")
         if run.compile and step < run.steps:
             line.note("compiling, the first step takes a minute")
-        batches = run.data.batches(step, accelerator.process_index, accelerator.num_processes, run.micro)
+        batches = _batches(run, accelerator, step)
         while step < run.steps:
-            started, clips = time.perf_counter(), [clip.to(accelerator.device) for clip in next(batches)]
+            started, clips = time.perf_counter(), next(batches)
             for update in objective.updates(clips):
                 for name, value in apply(accelerator, roles[update.role], update, run, step).items():
                     metrics[f"{update.role}/{name}"] = value
@@ -101,7 +105,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
             save = last or _due(step, run.save_every) or (best is not None and best[1] == step)
             look = step == run.steps or _due(step, run.sample_every)
             if save or look:
-                files = checkpoint.tensors_of(roles)
+                files = {**checkpoint.tensors_of(roles), **_tensors(objective)}
                 if template is not None:
                     try:
                         _keep(template, step, files, _state(run, objective, best, metrics), save, look)
@@ -113,6 +117,38 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
                 break
     accelerator.end_training()
     return metrics
+
+
+def _role(run: Run, accelerator: Accelerator, model: nn.Module, ema: float) -> Role:
+    if isinstance(model, DiT):
+        model.checkpointing = run.checkpointing
+        for block in model.blocks if run.compile else ():
+            block.compile()
+    wrapped, *optimizers = accelerator.prepare(model, *run.optimizer.build(model))
+    return Role(wrapped, optimizers, Ema(model, ema) if ema else None)
+
+
+def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Objective:
+    """The run's objective over the role `model`; adds the other roles that it trains."""
+    model, shape = roles["model"].model, run.model
+    match run.objective:
+        case FrechetForcing() as forcing:
+            assert isinstance(shape, DiTConfig)  # artifact.check
+            return forcing.build(model, shape, run.seed, run.stream, run.data.tokenizer)
+        case SelfForcing() as forcing:
+            assert isinstance(shape, DiTConfig)
+            teacher = forcing.frozen(shape).to(accelerator.device)
+            roles["critic"] = _role(run, accelerator, copy.deepcopy(teacher).requires_grad_(True), 0)
+            return forcing.build(model, roles["critic"].model, teacher, run.seed, run.stream)
+        case other:
+            plain: Any = other  # which fits the model: artifact.check
+            return plain.build(model, shape, run.seed)
+
+
+def _batches(run: Run, accelerator: Accelerator, step: int) -> Iterator[list[Clip]]:
+    """This process's micro-batches of every step from `step` on, on its device."""
+    for clips in run.data.batches(step, accelerator.process_index, accelerator.num_processes, run.micro):
+        yield [clip.to(accelerator.device) for clip in clips]
 
 
 def _due(step: int, every: int) -> bool:
@@ -225,7 +261,14 @@ def _keep(
 
 def _state(run: Run, objective: Objective, best: Best | None, metrics: dict[str, float]) -> dict[str, Any]:
     """What a checkpoint holds besides tensors: which run made it, where it stands."""
-    return {"run": identity(run), "objective": objective.state_dict(), "best": best, "metrics": metrics}
+    values = {name: value for name, value in objective.state_dict().items() if not isinstance(value, Tensor)}
+    return {"run": identity(run), "objective": values, "best": best, "metrics": metrics}
+
+
+def _tensors(objective: Objective) -> dict[str, dict[str, Tensor]]:
+    """The file of the objective's tensors, if it has any."""
+    tensors = {name: value for name, value in objective.state_dict().items() if isinstance(value, Tensor)}
+    return {OBJECTIVE: tensors} if tensors else {}
 
 
 def _resume(run: Run, roles: dict[str, Role], objective: Objective) -> tuple[int, Best | None, dict[str, float]]:
@@ -236,5 +279,6 @@ def _resume(run: Run, roles: dict[str, Role], objective: Objective) -> tuple[int
     folder, state = found[-1], checkpoint.read_state(found[-1])
     check_identity(state["run"], run, str(folder / "state.json"))
     checkpoint.restore(folder, roles)
-    objective.load_state_dict(state["objective"])
+    file = folder / f"{OBJECTIVE}.safetensors"
+    objective.load_state_dict({**state["objective"], **(read_tensors(file) if file.exists() else {})})
     return state["step"], tuple(state["best"]) if state["best"] else None, state["metrics"]

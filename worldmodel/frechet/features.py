@@ -4,7 +4,6 @@ Letters: B rows, T latent frames, C H W latent channels and cells, D features, F
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -74,14 +73,10 @@ class DecodedFeatures:
         self.encoder, self.tokenizer, self.height, self.width = encoder, tokenizer, height, width
         if isinstance(tokenizer, nn.Module):
             tokenizer.requires_grad_(False)
-
-    @cached_property
-    def source(self) -> Source:
-        """Its dimension is found by encoding one grey picture."""
-        seen = (self.height * self.tokenizer.spatial, self.width * self.tokenizer.spatial)
-        with torch.no_grad():
-            dimension = self.encoder.features(torch.zeros(1, 3, *seen)).shape[1]
-        return Source(self.encoder.name, (self.encoder.size or seen[0], self.encoder.size or seen[1]), dimension)
+        seen = (height * tokenizer.spatial, width * tokenizer.spatial)
+        with torch.no_grad():  # one grey picture, for the number of its features
+            dimension = encoder.features(torch.zeros(1, 3, *seen)).shape[1]
+        self.source = Source(encoder.name, (encoder.size or seen[0], encoder.size or seen[1]), dimension)
 
     def __call__(self, latents: Tensor) -> Tensor:
         """Latents [B, T, C, H, W] of whole clips -> features [B, F, D] of their pixel frames."""

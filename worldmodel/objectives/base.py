@@ -26,6 +26,9 @@ class Objective(Protocol):
 
     roles: dict[str, nn.Module]
 
+    def begin(self, batches: Iterator[list[Any]]) -> None:
+        """Called once, before the first step of a run, with this process's clips from step 0 on."""
+
     def updates(self, clips: list[Any]) -> Iterator[Update]:
         """clips: this process's micro-batches of one step, of equal size. Randomness is keyed by clip.index."""
         ...
@@ -35,7 +38,7 @@ class Objective(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the objective must find again after a resume, besides the roles' weights."""
+        """What the objective must find again after a resume, besides the roles' weights: tensors, and JSON values."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -20,7 +20,7 @@ from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
 from worldmodel.models.dit import DiTConfig
 
-from .base import Update
+from .base import Objective, Update
 
 NOISE, LEVEL, DROP, HISTORY_NOISE, HISTORY_LEVEL, ANCHOR = range(6)  # draws of a sample's keyed generator
 VALIDATION = 1 << 40  # validation samples are keyed beyond any training sample
@@ -57,7 +57,7 @@ class FlowMatching:
         return FlowMatchingObjective(self, model, config.chunk, seed)
 
 
-class FlowMatchingObjective:
+class FlowMatchingObjective(Objective):
     """One role, `model`, one update per step."""
 
     def __init__(self, cfg: FlowMatching, model: nn.Module, chunk: int, seed: int) -> None:

@@ -16,7 +16,7 @@ from worldmodel.chunk import Clip
 from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.objectives.autoencoder import ReconstructionWeights, psnr, reconstruction_loss
-from worldmodel.objectives.base import Update
+from worldmodel.objectives.base import Objective, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Reconstruction:
         return ReconstructionObjective(self, model, seed)
 
 
-class ReconstructionObjective:
+class ReconstructionObjective(Objective):
     """One role, `model`, one update per step."""
 
     def __init__(self, cfg: Reconstruction, model: nn.Module, seed: int) -> None:

@@ -12,6 +12,7 @@ see the student's own chunks as history. The critic makes a step on every traini
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from torch import Tensor, nn
 from worldmodel import flow, noise
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
-from worldmodel.objectives.base import Update
+from worldmodel.models.dit import DiT, DiTConfig
+from worldmodel.models.world import StreamConfig, WorldModel
+from worldmodel.objectives.base import Objective, Update
 from worldmodel.objectives.own_rollouts import Made, OwnRollouts, Rollouts
 
 LEVEL, NOISE, CRITIC_LEVEL, CRITIC_NOISE = range(1 << 20, (1 << 20) + 4)  # draws beyond any sampler's
@@ -48,8 +51,21 @@ class SelfForcing:
                 f"self forcing: ratio {self.ratio} must be at least 1 and levels {self.levels} rise in (0, 1)"
             )
 
+    def frozen(self, config: DiTConfig) -> DiT:
+        """The teacher, without gradients. UserError if its transformer has another shape than the run's `config`."""
+        teacher = WorldModel.load(Path(self.teacher)).dit
+        if teacher.cfg != config:
+            raise UserError(f"{self.teacher}: the teacher's transformer is {teacher.cfg}, the run's {config}")
+        return teacher
 
-class SelfForcingObjective:
+    def build(
+        self, model: nn.Module, critic: nn.Module, teacher: nn.Module, seed: int, stream: StreamConfig
+    ) -> "SelfForcingObjective":
+        """model and critic: two transformers in training, or their wrappers; teacher: the frozen one."""
+        return SelfForcingObjective(self, model, critic, teacher, self.rollouts.build(model, stream, seed), seed)
+
+
+class SelfForcingObjective(Objective):
     """Roles `critic` and `model`."""
 
     def __init__(

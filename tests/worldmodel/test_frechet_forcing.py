@@ -1,0 +1,239 @@
+"""Frechet Forcing: its terms and their gradients, its reference, what it skips, and an exact resume in the loop."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import close, small_clip, small_dit
+from torch import Tensor
+
+from worldmodel import flow, noise
+from worldmodel.differentiable import Gradients
+from worldmodel.errors import UserError
+from worldmodel.frechet.distance import Frechet
+from worldmodel.frechet.features import LatentStatistics
+from worldmodel.frechet.loss import centred
+from worldmodel.frechet.population import Queue
+from worldmodel.memory import WindowConfig
+from worldmodel.models.dit import DiT
+from worldmodel.models.world import StreamConfig
+from worldmodel.objectives.frechet_forcing import LEVEL, NOISE, FrechetForcing, FrechetForcingObjective
+from worldmodel.objectives.own_rollouts import OwnRollouts
+from worldmodel.sampler import Euler
+
+STREAM = StreamConfig(memory=WindowConfig(ring=4), sampler=Euler(steps=2))
+STATISTICS = LatentStatistics(channels=2, height=4, width=6, patches=1)
+
+
+class Pooled:
+    """A cheap stand-in for an encoder behind a decoder: means of each channel's rows."""
+
+    source = replace(STATISTICS.source, encoder="pooled", dimension=8)
+
+    def __call__(self, latents: Tensor) -> Tensor:
+        return latents.mean(-1).flatten(2)
+
+
+def config(**changes) -> FrechetForcing:
+    start = {
+        "rollouts": OwnRollouts(lengths=((0, 3),)),
+        "frechet": Frechet(mode="diagonal"),
+        "population": Queue(capacity=24),
+        "reference": 6,
+        "encoders": ("pooled",),
+        "patches": 1,
+    }
+    return FrechetForcing(**(start | changes))
+
+
+def objective(cfg: FrechetForcing, seed: int = 0) -> tuple[DiT, FrechetForcingObjective]:
+    model = small_dit(seed)
+    maps = ({"context": STATISTICS} if cfg.context else {}) | ({"pooled": Pooled()} if cfg.reality else {})
+    return model, FrechetForcingObjective(cfg, model, maps, STREAM, 7)
+
+
+def clips(step: int, micro: int = 1):
+    """Micro-batches of a step; [prefix 2 | 3 chunks | last 2 | anchored 2] are 12 frames."""
+    return [replace(small_clip(small_dit(), 2, 12, seed=10 * step + i)) for i in range(micro)]
+
+
+def endless(first: int = 1000):
+    while True:
+        yield clips(first)
+        first += 1
+
+
+def backward(model: DiT, o: FrechetForcingObjective, batch) -> tuple[list[Tensor], dict[str, Tensor]]:
+    model.zero_grad(set_to_none=True)
+    (update,) = o.updates(batch)
+    losses = list(map(_backpropagated, update.losses))
+    assert len(losses) == update.count and update.role == "model"
+    return [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in model.parameters()], update.metrics
+
+
+def _backpropagated(loss: Tensor) -> Tensor:
+    loss.backward()
+    return loss.detach()
+
+
+def same(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
+    scale = max(float(w.abs().max()) for w in wanted)
+    assert scale > 1e-4
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a - b).abs().max()) <= tolerance * scale
+
+
+@pytest.mark.parametrize("memory", ["none", "replay"])
+def test_the_gradient_is_that_of_the_terms(memory):
+    """Both distances and the anchor, written out in one graph, over two micro-batches."""
+    cfg = config(rollouts=OwnRollouts(lengths=((0, 3),), gradients=Gradients(memory=memory)), drop=0.0)
+    model, o = objective(cfg)
+    o.begin(endless())
+    assert o.loss is not None and o.loss.ready
+    batch = clips(0, micro=2)
+    queues = {n: t.population.features.roll(-t.population.place, 0).clone() for n, t in o.loss.terms.items()}
+    found, metrics = backward(model, o, batch)
+    if memory == "replay":
+        assert max(float(g.abs().max()) for g in found) > 1e-3
+        return
+
+    model.zero_grad(set_to_none=True)
+    _, other = objective(cfg)
+    other.roles, other.rollouts.model.model, other.rollouts.model.inner = {"model": model}, model, model
+    raw: dict[str, list[float]] = {"context": [], "pooled": []}
+    for clip in batch:
+        made = other.rollouts.first(clip, 0, 3)
+        seen = torch.cat([take.seen for take in made.takes], 1)
+        x = seen.clone().requires_grad_()
+        total = torch.zeros((), dtype=torch.float64)
+        truth = STATISTICS(clip.x)
+        features = {"context": centred(STATISTICS(x), truth).flatten(0, 1), "pooled": Pooled()(x).flatten(0, 1)}
+        for name, term in o.loss.terms.items():
+            own = features[name]
+            live = torch.cat((queues[name][len(own) :], own.detach() + (own - own.detach()) * (24 / len(own))))
+            fd = term.distance(live)
+            raw[name].append(float(fd))
+            total = total + 0.3 * fd / (fd.detach() + term.c)
+        (pulled,) = torch.autograd.grad(total / 2, x)
+        for loss in other.rollouts.again(made, list(pulled.split(2, 1))):
+            loss.backward()
+        made = other.rollouts.first(clip, 0, 3)
+        (other.anchored(clip, made) / 2).backward()
+    wanted = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+    same(found, wanted, 1e-4)
+    for name, values in raw.items():
+        assert float(metrics[f"frechet/{name}"]) == pytest.approx(sum(values) / 2, rel=1e-5)
+
+
+def test_the_anchor_is_flow_matching_on_the_real_next_chunk():
+    """With the history [real | generated | real]; real frames alone would give another loss."""
+    model, o = objective(config(context=0.0, reality=0.0, drop=0.0))
+    (clip,) = clips(0)
+    made = o.rollouts.first(clip, 0, 3)
+    history = torch.cat((clip.x[:, :2], made.x, clip.x[:, 8:10]), 1)
+    loss = o.anchored(clip, made)
+    frames = torch.arange(10, 12).expand(2, -1)
+    t = torch.sigmoid(noise.normal(made.seed, frames[:, :1], LEVEL, ())).expand(-1, 2)
+    eps = noise.normal(made.seed, frames, NOISE, (2, 4, 6))
+    x_t = flow.interpolate(clip.x[:, 10:], eps, t)
+    v = model.clip(x_t, t, clip.control, (history, torch.zeros(2, 10)), window=4)
+    close(loss, (v - flow.velocity(clip.x[:, 10:], eps)).square().mean(), 1e-5)
+    wrong = model.clip(x_t, t, clip.control, (clip.x[:, :10], torch.zeros(2, 10)), window=4)
+    assert abs(float((wrong - flow.velocity(clip.x[:, 10:], eps)).square().mean() - loss)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("weights", "terms", "count"),
+    [
+        ({}, {"context", "pooled"}, 4),
+        ({"anchor": 0.0}, {"context", "pooled"}, 3),
+        ({"context": 0.0}, {"pooled"}, 4),
+        ({"reality": 0.0}, {"context"}, 4),
+        ({"reality": 0.0, "context": 0.0}, set(), 1),
+    ],
+    ids=str,
+)
+def test_each_term_can_be_removed(weights, terms, count):
+    _, o = objective(config(**weights))
+    o.begin(endless())
+    (update,) = o.updates(clips(0))
+    assert update.count == count == len(list(update.losses))
+    assert {name.removeprefix("frechet/") for name in update.metrics if name.startswith("frechet")} == terms
+
+
+def test_the_reference_is_real_and_centred():
+    _, o = objective(config())
+    o.begin(endless())
+    x = torch.cat([clips(1000 + i)[0].x for i in range(3)])  # 3 x 2 clips
+    residuals = centred(STATISTICS(x), STATISTICS(x)).flatten(0, 1).double()
+    reference = o.loss.terms["context"].distance.reference
+    close(reference.mean, residuals.mean(0), 1e-6)
+    close(reference.covariance, residuals.T.cov(), 1e-6)
+    assert reference.count == 6 * 12 and float(reference.mean.abs().max()) < 1e-6
+    pixels = Pooled()(x).flatten(0, 1).double()
+    close(o.loss.terms["pooled"].distance.reference.mean, pixels.mean(0), 1e-6)
+
+
+def test_resume_is_exact():
+    def steps(o, model, first, last):
+        found = []
+        for step in range(first, last):
+            model.zero_grad(set_to_none=True)
+            (update,) = o.updates(clips(step))
+            found.append(sum(float(_backpropagated(loss)) for loss in update.losses))
+        return found
+
+    model, whole = objective(config())
+    whole.begin(endless())
+    before = steps(whole, model, 0, 3)
+    state = {k: v.clone() if isinstance(v, Tensor) else v for k, v in whole.state_dict().items()}
+    after = steps(whole, model, 3, 6)
+    other, resumed = objective(config())
+    resumed.load_state_dict(state)
+    assert steps(resumed, other, 3, 6) == after != before
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted():
+    model, o = objective(config(patience=3))
+    o.begin(endless())
+    queue = o.loss.terms["pooled"].population.features.clone()
+    with torch.no_grad():
+        model.patch_out.bias.fill_(float("nan"))
+    for skipped in (1, 2):
+        assert list(o.updates(clips(skipped))) == [] and (o.skipped, o.in_a_row) == (skipped, skipped)
+    assert torch.equal(o.loss.terms["pooled"].population.features, queue)
+    with pytest.raises(UserError, match=r"3 steps in a row were skipped, the last because .*not finite"):
+        list(o.updates(clips(3)))
+    with torch.no_grad():
+        model.patch_out.bias.fill_(0.0)
+    (update,) = o.updates(clips(4))
+    assert o.in_a_row == 0 and float(update.metrics["skipped"]) == 3
+
+
+def test_bad_configurations_and_checkpoints():
+    with pytest.raises(UserError, match=r"weights \(0, 0, 0\) must not be negative, nor all 0"):
+        config(anchor=0, context=0, reality=0)
+    with pytest.raises(UserError, match="reality needs an encoder"):
+        config(encoders=())
+    with pytest.raises(UserError, match="patience 0 must be at least 1"):
+        config(patience=0)
+    model, o = objective(config())
+    o.begin(endless())
+    with pytest.raises(
+        UserError, match="3 chunks of rollout, 1 last ones and the anchored one need clips of 12 frames"
+    ):
+        list(o.updates([small_clip(model, 2, 10)]))
+    with pytest.raises(UserError, match="1 chunks of prefix and 3 generated ones of 2 frames need clips of 8 frames"):
+        list(o.updates([small_clip(model, 2, 6)]))
+    state = o.state_dict()
+    _, narrow = objective(config(reality=0.0))
+    with pytest.raises(UserError, match=r"the checkpoint holds .*pooled"):
+        narrow.load_state_dict(state)
+    _, wide = objective(config())
+    wide.maps["context"] = LatentStatistics(channels=2, height=4, width=6, patches=2)
+    with pytest.raises(UserError, match="reference 'context' has 6 features, the encoder now 12"):
+        wide.load_state_dict(state)
+    _, other = objective(config())
+    state.pop("reference.pooled.mean")
+    with pytest.raises(UserError, match=r"the checkpoint has no .*pooled\.mean"):
+        other.load_state_dict(state)
