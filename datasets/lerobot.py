@@ -55,7 +55,9 @@ class LeRobotRecordings:
         not 3.
         """
         if is_begun(path) and not (path / "meta" / "info.json").is_file():
-            raise UserError(f"{path}: a recording that was broken off before its first group of episodes was saved")
+            raise UserError(
+                f"{path}: a recording that was broken off before its first group of episodes was saved: begin again"
+            )
         info = _read_info(path / "meta" / "info.json")
         rows = _read_episodes(path / "meta" / "episodes")
         if (path / WHOLE).is_dir():  # killed while a group joined: info.json does not count all of it yet

@@ -33,7 +33,7 @@ from worldmodel.serial import read_json
 STATE, ACTION = "observation.state", "action"
 KEYFRAME_EVERY = 12  # frames: random access decodes at most eleven frames in vain
 MAX_VIDEO_MB = 32  # lerobot copies the growing file at every episode
-GROUP_FRAMES = 10_000  # of a group of episodes: seconds to minutes of work, which a kill can lose
+GROUP_FRAMES = 5_000  # of a group of episodes: seconds to minutes of work, which a kill can lose
 GROUP_BYTES = 2**30  # of its raw pictures
 MIN_FREE_MB = 64
 MAX_FRAMES = 1_000_000  # of an episode; lerobot drops frames when its queue is full, so it must never be
