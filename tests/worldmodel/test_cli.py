@@ -103,32 +103,3 @@ def test_what_cannot_be_turned_off(monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             main(["train", str(ROOT / "configs" / "doom.py"), option, "None"])
         assert stop.value.code == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "lora", "init"),
-    [
-        ("", 64, "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"),
-        ("--lora None", None, "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"),
-        ("--init None --lora None --steps 3", None, None),
-        ("--steps 3 --lora=None --init=None", None, None),
-        ("--lora.rank 4 --init x", 4, "x"),
-    ],
-)
-def test_options_are_turned_off(options, lora, init, monkeypatch):
-    monkeypatch.setattr("worldmodel.train.train", lambda run: runs.append(run) or {})
-    runs = []
-    assert main(["train", str(ROOT / "configs" / "wan_1_3b.py"), *options.split()]) == 0
-    assert (runs[0].lora and runs[0].lora.rank, runs[0].init) == (lora, init)
-    assert runs[0].steps == (3 if "--steps" in options else 5000)
-
-
-def test_what_cannot_be_turned_off(monkeypatch, capsys):
-    monkeypatch.setattr("worldmodel.train.train", lambda run: {})
-    assert main(["train", str(ROOT / "configs" / "wan_1_3b.py"), "--init", "None"]) == 2
-    assert "lora adapts pretrained weights, which init must name" in capsys.readouterr().err
-    assert main(["train", str(ROOT / "configs" / "doom.py"), "--lora", "None", "--init", "None"]) == 0  # is off
-    for option in ("--data", "--model"):
-        with pytest.raises(SystemExit) as stop:
-            main(["train", str(ROOT / "configs" / "doom.py"), option, "None"])
-        assert stop.value.code == 2
