@@ -35,6 +35,7 @@ from worldmodel.identity import check_identity, identity
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.objectives.base import Objective, Update
 from worldmodel.objectives.frechet_forcing import FrechetForcing
+from worldmodel.objectives.own_rollouts import check_lengths
 from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.progress import Line, StopSignal, listed
 from worldmodel.run import Run
@@ -131,6 +132,10 @@ def _role(run: Run, accelerator: Accelerator, model: nn.Module, ema: float) -> R
 def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Objective:
     """The run's objective over the role `model`; adds the other roles that it trains."""
     model, shape = roles["model"].model, run.model
+    if isinstance(run.objective, FrechetForcing | SelfForcing):
+        assert isinstance(shape, DiTConfig)  # artifact.check
+        starts = [since for since, _ in run.objective.rollouts.lengths]
+        check_lengths(run.objective, shape.chunk, run.data.length, run.data.curriculum, starts, run.steps)
     match run.objective:
         case FrechetForcing() as forcing:
             assert isinstance(shape, DiTConfig)  # artifact.check
@@ -159,8 +164,10 @@ def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, step: 
     """Backpropagate an update's losses one after another, synchronise on the last, and step its role's optimizers.
 
     step: the update leads from this step to the next one. A loss that is not finite is a UserError before any weight
-    has changed.
+    has changed. An update without losses only reports its metrics.
     """
+    if not update.count:
+        return {name: _mean(accelerator, value) for name, value in update.metrics.items()}
     rate = run.optimizer.lr * run.schedule(step, run.steps)
     total = torch.zeros((), device=accelerator.device)
     losses = iter(update.losses)

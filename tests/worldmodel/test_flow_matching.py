@@ -184,8 +184,10 @@ def test_errors_and_state():
     for make, message in (
         (lambda: FlowMatching(context_noise=1.0), r"context_noise 1\.0 and drop 0\.1 must be in"),
         (lambda: FlowMatching(drop=1.1), "drop"),
-        (lambda: FlowMatching(shift=0.0), r"shift 0\.0 must be above 0"),
-        (lambda: FlowMatching(context=-1), "context -1"),
+        (lambda: FlowMatching(shift=0.0), r"shift must be in \[0\.001, 1000\], not 0\.0"),
+        (lambda: FlowMatching(mean=float("nan")), r"mean must be in \[-10, 10\], not nan"),
+        (lambda: FlowMatching(std=-1.0), r"std must be in \[0, 10\], not -1\.0"),
+        (lambda: FlowMatching(context=-1), r"context must be in \[0, 1e\+06\], not -1"),
         (lambda: ask(FlowMatching(context=5)), "clips of 10 frames must be chunks of 2, more than the 5"),
         (lambda: ask(FlowMatching(), CLIP.frames(0, 5)), "clips of 5 frames must be chunks of 2"),
     ):

@@ -1,13 +1,16 @@
 """Frechet Forcing: its terms and their gradients, its reference, what it skips, and an exact resume in the loop."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny import close, small_clip, small_dit
+from tiny import close, in_processes, same_training, small_clip, small_dit, tensors_in, tiny_run
 from torch import Tensor
 
-from worldmodel import flow, noise
+from worldmodel import checkpoint, flow, noise
 from worldmodel.differentiable import Gradients
 from worldmodel.errors import UserError
 from worldmodel.frechet.distance import Frechet
@@ -19,7 +22,10 @@ from worldmodel.models.dit import DiT
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.frechet_forcing import LEVEL, NOISE, FrechetForcing, FrechetForcingObjective
 from worldmodel.objectives.own_rollouts import OwnRollouts
+from worldmodel.optim import AdamW
+from worldmodel.run import Run
 from worldmodel.sampler import Euler
+from worldmodel.train import train
 
 STREAM = StreamConfig(memory=WindowConfig(ring=4), sampler=Euler(steps=2))
 STATISTICS = LatentStatistics(channels=2, height=4, width=6, patches=1)
@@ -200,7 +206,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
     with torch.no_grad():
         model.patch_out.bias.fill_(float("nan"))
     for skipped in (1, 2):
-        assert list(o.updates(clips(skipped))) == [] and (o.skipped, o.in_a_row) == (skipped, skipped)
+        (nothing,) = o.updates(clips(skipped))
+        assert (nothing.count, float(nothing.metrics["skipped"])) == (0, skipped) and o.in_a_row == skipped
     assert torch.equal(o.loss.terms["pooled"].population.features, queue)
     with pytest.raises(UserError, match=r"3 steps in a row were skipped, the last because .*not finite"):
         list(o.updates(clips(3)))
@@ -211,11 +218,17 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
 
 
 def test_bad_configurations_and_checkpoints():
-    with pytest.raises(UserError, match=r"weights \(0, 0, 0\) must not be negative, nor all 0"):
+    with pytest.raises(UserError, match="anchor, context and reality are all 0"):
         config(anchor=0, context=0, reality=0)
+    for name in ("anchor", "context", "reality", "mean", "std", "drop"):
+        for value in (float("nan"), float("inf"), -11.0):
+            with pytest.raises(UserError, match=rf"Frechet forcing: {name} must be in \["):
+                config(**{name: value})
+    with pytest.raises(UserError, match="name one twice"):
+        config(encoders=("lite0", "lite0"))
     with pytest.raises(UserError, match="reality needs an encoder"):
         config(encoders=())
-    with pytest.raises(UserError, match="patience 0 must be at least 1"):
+    with pytest.raises(UserError, match=r"patience must be in \[1, 1e\+09\], not 0"):
         config(patience=0)
     model, o = objective(config())
     o.begin(endless())
@@ -237,3 +250,42 @@ def test_bad_configurations_and_checkpoints():
     state.pop("reference.pooled.mean")
     with pytest.raises(UserError, match=r"the checkpoint has no .*pooled\.mean"):
         other.load_state_dict(state)
+
+
+def forcing_run(out: Path, **changes: Any) -> Run:
+    cfg = FrechetForcing(
+        rollouts=OwnRollouts(lengths=((0, 2),)), reality=0.0, population=Queue(capacity=40), reference=10
+    )
+    return tiny_run(out, {"length": 10}, objective=cfg, optimizer=AdamW(lr=1e-3), **changes)
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tmp_path):
+    """The same reference, queue, distances and weights up to rounding."""
+    for count in (1, 2):
+        for process in in_processes(forcing_run(tmp_path / str(count) / "run"), tmp_path / f"to{count}", count):
+            process.join(240)
+    one, two = (json.loads((tmp_path / f"to{n}" / "0.json").read_text()) for n in (1, 2))
+    assert (one["world"], two["world"]) == ([1], [2])
+    for a, b in zip(one["steps"], two["steps"], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["frechet/context"] == pytest.approx(b["frechet/context"], rel=1e-4)
+    found, wanted = tensors_in(tmp_path / "2" / "run"), tensors_in(tmp_path / "1" / "run")
+    for name in ("objective.safetensors/population.context.features", "objective.safetensors/reference.context.mean"):
+        close(found[name], wanted[name], 1e-3 if "population" in name else 1e-5)
+    assert int(found["objective.safetensors/reference.context.count"]) == 12 * 10  # three steps of four clips
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_exactly(tmp_path):
+    whole, killed = tmp_path / "whole" / "run", tmp_path / "killed" / "run"
+    train(forcing_run(whole))
+    for process in in_processes(replace_data(forcing_run(killed), die_at=7), tmp_path / "to"):
+        process.join(240)
+    assert checkpoint.steps(killed)[-1].name == "step_00000006"
+    train(forcing_run(killed))
+    assert same_training(whole, killed)
+
+
+def replace_data(run: Run, **changes: Any) -> Run:
+    return replace(run, data=replace(run.data, **changes))

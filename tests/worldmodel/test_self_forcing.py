@@ -10,7 +10,7 @@ from worldmodel.differentiable import Gradients
 from worldmodel.errors import UserError
 from worldmodel.memory import FullConfig, WindowConfig
 from worldmodel.models.world import StreamConfig
-from worldmodel.objectives.own_rollouts import OwnRollouts, Rollouts
+from worldmodel.objectives.own_rollouts import OwnRollouts, Rollouts, check_lengths
 from worldmodel.objectives.self_forcing import SelfForcing, SelfForcingObjective
 from worldmodel.sampler import Euler, Pipelined
 
@@ -106,11 +106,17 @@ def test_bad_configurations():
         Rollouts(OwnRollouts(gradients=Gradients(memory="full")), model, STREAM, 0)
     with pytest.raises(UserError, match="1 chunks of prefix and 6 generated ones of 2 frames need clips of 14 frames"):
         OwnRollouts().build(model, STREAM, 0).first(small_clip(model), 0, 6)
-    sink = OwnRollouts(gradients=Gradients(memory="replay")).build(
-        model, replace(STREAM, memory=WindowConfig(sink=2, ring=4)), 0
-    )
-    made = sink.first(small_clip(model, frames=14), 0, 6)
-    with pytest.raises(UserError, match="'replay' cannot follow WindowConfig"):
-        list(sink.again(made, [torch.zeros_like(t.x) for t in made.takes]))
+    with pytest.raises(UserError, match=r"'replay' cannot follow WindowConfig\(sink=2, ring=4\) over 14 frames"):
+        OwnRollouts(gradients=Gradients(memory="replay")).build(
+            model, replace(STREAM, memory=WindowConfig(sink=2, ring=4)), 0
+        )
+    with pytest.raises(UserError, match=r"guidance must be in \[0, 1000\], not nan"):
+        SelfForcing(teacher="", guidance=float("nan"))
+    growing = SelfForcing(teacher="", rollouts=OwnRollouts(lengths=((0, 1), (5, 9))))
+    check_lengths(growing, 2, 4, (), (0, 5), 5)
+    with pytest.raises(UserError, match=r"SelfForcing needs clips of 20 latent frames from step 5 on, .* give 4"):
+        check_lengths(growing, 2, 4, (), (0, 5), 6)
+    with pytest.raises(UserError, match=r"needs clips of 4 latent frames from step 0 on, .* give 2"):
+        check_lengths(growing, 2, 20, ((3, 2),), (0, 5), 6)
     whole = OwnRollouts().build(model, replace(STREAM, memory=FullConfig()), 0)
     assert whole.first(small_clip(model, frames=14), 0, 6).x.shape[1] == 12

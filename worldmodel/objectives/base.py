@@ -6,13 +6,21 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from worldmodel.errors import UserError
+
+
+def check_number(what: str, value: float, least: float, most: float) -> None:
+    """A UserError unless a configuration's number lies in [least, most]; NaN never does."""
+    if not least <= value <= most:
+        raise UserError(f"{what} must be in [{least:g}, {most:g}], not {value}")
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """One optimizer step of one role.
 
     `losses` yields `count` scalars; each is backpropagated as it comes, so that only one graph lives at a time. Their
-    sum is the loss. `metrics` is read after the last of them.
+    sum is the loss. `metrics` is read after the last of them. A count of 0 reports metrics of a step that was skipped.
     """
 
     role: str

@@ -20,7 +20,7 @@ from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
 from worldmodel.models.dit import DiTConfig
 
-from .base import Objective, Update
+from .base import Objective, Update, check_number
 
 NOISE, LEVEL, DROP, HISTORY_NOISE, HISTORY_LEVEL, ANCHOR = range(6)  # draws of a sample's keyed generator
 VALIDATION = 1 << 40  # validation samples are keyed beyond any training sample
@@ -47,10 +47,10 @@ class FlowMatching:
     def __post_init__(self) -> None:
         if not 0 <= self.context_noise < 1 or not 0 <= self.drop <= 1:
             raise UserError(f"flow matching: context_noise {self.context_noise} and drop {self.drop} must be in [0, 1)")
-        if self.shift <= 0 or self.std < 0 or self.context < 0:
-            raise UserError(
-                f"flow matching: shift {self.shift} must be above 0, std {self.std} and context {self.context} not less"
-            )
+        check_number("flow matching: shift", self.shift, 1e-3, 1e3)
+        check_number("flow matching: mean", self.mean, -10, 10)
+        check_number("flow matching: std", self.std, 0, 10)
+        check_number("flow matching: context", self.context, 0, 1e6)
 
     def build(self, model: nn.Module, config: DiTConfig, seed: int) -> "FlowMatchingObjective":
         """model: the DiT of `config`, or a wrapper of it that forwards (mode, ...). seed: of the run."""

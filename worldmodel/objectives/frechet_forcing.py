@@ -29,11 +29,11 @@ from worldmodel.frechet.features import DecodedFeatures, FeatureMap, LatentStati
 from worldmodel.frechet.loss import FrechetLoss, Scored, Term, centred
 from worldmodel.frechet.moments import Moments
 from worldmodel.frechet.population import Average, Queue
-from worldmodel.frechet.ranks import merge_moments
+from worldmodel.frechet.ranks import merge_moments, num_ranks
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import StreamConfig
-from worldmodel.objectives.base import Objective, Update
+from worldmodel.objectives.base import Objective, Update, check_number
 from worldmodel.objectives.own_rollouts import Made, OwnRollouts
 from worldmodel.rollout import advance
 
@@ -68,16 +68,22 @@ class FrechetForcing:
     patience: int = 20
 
     def __post_init__(self) -> None:
-        weights = self.anchor, self.context, self.reality
-        if min(weights) < 0 or not any(weights):
-            raise UserError(f"Frechet forcing: weights {weights} must not be negative, nor all 0")
+        ranges = {
+            "anchor": (0, 1e6), "context": (0, 1e6), "reality": (0, 1e6), "mean": (-10, 10), "std": (0, 10),
+            "drop": (0, 1), "last": (1, 1e6), "reference": (1, 1e9), "patience": (1, 1e9),
+        }  # fmt: skip
+        for name, (least, most) in ranges.items():
+            check_number(f"Frechet forcing: {name}", getattr(self, name), least, most)
+        if not (self.anchor or self.context or self.reality):
+            raise UserError("Frechet forcing: anchor, context and reality are all 0, there is nothing to train")
         if self.reality and not self.encoders:
             raise UserError("Frechet forcing: reality needs an encoder; weight 0 turns it off")
-        if min(self.last, self.reference, self.patience) < 1 or not 0 <= self.drop <= 1:
-            raise UserError(
-                f"Frechet forcing: last {self.last}, reference {self.reference} and patience {self.patience} must be "
-                f"at least 1, drop {self.drop} in [0, 1]"
-            )
+        if len(set(self.encoders)) < len(self.encoders):
+            raise UserError(f"Frechet forcing: encoders {self.encoders} name one twice")
+
+    def frames(self, chunk: int, step: int) -> int:
+        """The latent frames that a clip must have at a training step."""
+        return self.rollouts.frames(chunk, step) + ((self.last + 1) * chunk if self.anchor else 0)
 
     def build(
         self, model: nn.Module, config: DiTConfig, seed: int, stream: StreamConfig, tokenizer: Path
@@ -132,7 +138,7 @@ class FrechetForcingObjective(Objective):
                 for name, features in self.features(clip.x, clip.x).items():
                     new = Moments.of(features.cpu())
                     real[name] = real[name].merge(new) if name in real else new
-            seen += sum(clip.batch for clip in clips)
+            seen += num_ranks() * sum(clip.batch for clip in clips)  # every rank takes its share of a step's clips
             clips = next(batches)
         self.loss = self._loss({name: merge_moments(moments) for name, moments in real.items()})
         while not self.loss.ready:
@@ -168,7 +174,7 @@ class FrechetForcingObjective(Objective):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def updates(self, clips: list[Clip[ActionControl]]) -> Iterator[Update]:
-        """One update, or none where something was not finite: the step is skipped and counted."""
+        """One update; an empty one where something was not finite: the step is skipped, counted and reported."""
         if self.maps and self.loss is None:
             raise RuntimeError("begin was not called: there is no reference yet")
         step, self.step = self.step, self.step + 1
@@ -181,6 +187,7 @@ class FrechetForcingObjective(Objective):
                     f"Frechet forcing: {self.in_a_row} steps in a row were skipped, the last because {error}; lower "
                     f"the learning rate or the weights, or start from a better model"
                 ) from error
+            yield Update("model", (), 0, {"skipped": torch.tensor(float(self.skipped), device=clips[0].x.device)})
             return
         self.in_a_row = 0
         count = sum((self.rollouts.losses(p.made) if p.pulls else 0) + (self.cfg.anchor > 0) for p in plans)

@@ -76,6 +76,10 @@ class OwnRollouts:
         """The length of a rollout at a training step."""
         return [chunks for since, chunks in self.lengths if since <= step][-1]
 
+    def frames(self, chunk: int, step: int) -> int:
+        """The latent frames of a prefix and its rollout at a training step."""
+        return (self.prefix + self.chunks(step)) * chunk
+
     def build(self, model: nn.Module, stream: StreamConfig, seed: int) -> "Rollouts":
         return Rollouts(self, model, stream, seed)
 
@@ -107,6 +111,8 @@ class Rollouts:
         self.solver: Solver = stream.sampler
         if cfg.gradients.memory == "full":
             raise UserError("training through a rollout keeps one chunk's graph; memory 'full' needs all of them")
+        longest = max(cfg.frames(self.model.chunk, step) for step, _ in cfg.lengths)
+        self.window = _window(stream.memory, longest) if cfg.gradients.memory == "replay" else None
 
     def first(self, clip: Clip[ActionControl], step: int, chunks: int) -> Made:
         """The first pass, from the clip's first frames under its recorded actions; no gradients.
@@ -131,7 +137,7 @@ class Rollouts:
         """The second pass: losses [] whose gradients sum to that of a loss with dL/dx `pulls` [B, K, ...] per chunk."""
         if self.cfg.gradients.memory == "replay":
             together = parallel(
-                self.model.model, made.context, made.control, self.solver, made.takes, self._window(made),
+                self.model.model, made.context, made.control, self.solver, made.takes, self.window,
                 self.stream.context_time,
             )  # fmt: skip
             yield (together * torch.cat(list(pulls), 1)).sum()
@@ -155,14 +161,32 @@ class Rollouts:
         row = noise.row_seed(self.seed, torch.tensor([step], device=device))
         return float(noise.uniform(row, torch.zeros_like(row)[:, None], CALL))
 
-    def _window(self, made: Made) -> int | None:
-        memory, frames = self.stream.memory, made.context.x.shape[1] + made.control.length
-        match memory:
-            case FullConfig():
-                return None
-            case WindowConfig(sink=0, ring=ring):
-                return ring
-            case WindowConfig(sink=sink, ring=ring) if frames <= sink + ring:
-                return None
-            case _:
-                raise UserError(f"gradients: memory 'replay' cannot follow {memory} over {frames} frames")
+
+def check_lengths(
+    objective: Any, chunk: int, length: int, curriculum: Sequence[tuple[int, int]], starts: Sequence[int], steps: int
+) -> None:
+    """A UserError if at some step the clips are shorter than the objective's `frames(chunk, step)`.
+
+    length, curriculum: of the data, pairs (until step, length). starts: the steps at which rollouts grow.
+    """
+    for step in sorted({0, *starts, *(until for until, _ in curriculum)}):
+        have = next((frames for until, frames in curriculum if step < until), length)
+        need = objective.frames(chunk, step)
+        if step < steps and have < need:
+            raise UserError(
+                f"{type(objective).__name__} needs clips of {need} latent frames from step {step} on, data.length and "
+                f"data.curriculum give {have}"
+            )
+
+
+def _window(memory: MemoryConfig, frames: int) -> int | None:
+    """How many frames a chunk sees before it, None for all."""
+    match memory:
+        case FullConfig():
+            return None
+        case WindowConfig(sink=0, ring=ring):
+            return ring
+        case WindowConfig(sink=sink, ring=ring) if frames <= sink + ring:
+            return None
+        case _:
+            raise UserError(f"gradients: memory 'replay' cannot follow {memory} over {frames} frames")

@@ -23,7 +23,7 @@ from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.world import StreamConfig, WorldModel
-from worldmodel.objectives.base import Objective, Update
+from worldmodel.objectives.base import Objective, Update, check_number
 from worldmodel.objectives.own_rollouts import Made, OwnRollouts, Rollouts
 
 LEVEL, NOISE, CRITIC_LEVEL, CRITIC_NOISE = range(1 << 20, (1 << 20) + 4)  # draws beyond any sampler's
@@ -45,11 +45,16 @@ class SelfForcing:
     levels: tuple[float, float] = (0.02, 0.98)
 
     def __post_init__(self) -> None:
+        check_number("self forcing: guidance", self.guidance, 0, 1e3)
         low, high = self.levels
         if self.ratio < 1 or not 0 < low < high < 1:
             raise UserError(
                 f"self forcing: ratio {self.ratio} must be at least 1 and levels {self.levels} rise in (0, 1)"
             )
+
+    def frames(self, chunk: int, step: int) -> int:
+        """The latent frames that a clip must have at a training step."""
+        return self.rollouts.frames(chunk, step)
 
     def frozen(self, config: DiTConfig) -> DiT:
         """The teacher, without gradients. UserError if its transformer has another shape than the run's `config`."""
