@@ -16,6 +16,7 @@ from .protocol import in_words
 from .session import Session
 
 _log = logging.getLogger("worldmodel.serve")
+MAX_WAIT = 60.0  # seconds until the thread looks at its sessions again, whatever they say
 
 
 class Engine:
@@ -132,16 +133,14 @@ class Engine:
             try:
                 session.turn(time.perf_counter())
             except Exception as error:  # noqa: BLE001 - one session must not end the others
-                _log.exception("a session failed")
-                session.fail(f"the stream failed: {in_words(error)}")
-                self.remove(session)
+                self._expel(session, error)
 
     def _next(self) -> Session | None:
         """The next session that is ready; waits for one. None when the engine stops."""
         with self._changed:
             while self._running:
                 now = time.perf_counter()
-                waits = [(session, session.wait(now)) for session in self._sessions]
+                waits = self._waits(now)
                 ready = next((session for session, wait in waits if wait == 0), None)
                 if ready is not None:
                     self._sessions.remove(ready)
@@ -150,8 +149,24 @@ class Engine:
                 if self._leaving:
                     self._close_leaving()
                     continue
-                self._changed.wait(min((wait for _, wait in waits if wait is not None), default=None))
+                self._changed.wait(min([MAX_WAIT, *(wait for _, wait in waits if wait is not None)]))
         return None
+
+    def _waits(self, now: float) -> list[tuple[Session, float | None]]:
+        """What every session says how long it wants to wait; one that cannot say is expelled."""
+        waits: list[tuple[Session, float | None]] = []
+        for session in list(self._sessions):
+            try:
+                waits.append((session, session.wait(now)))
+            except Exception as error:  # noqa: BLE001 - one session must not end the others
+                self._expel(session, error)
+        return waits
+
+    def _expel(self, session: Session, error: Exception) -> None:
+        """End a session that has failed: its client is told why, the others go on."""
+        _log.error("a session failed", exc_info=error)
+        self.remove(session)
+        session.fail(f"the stream failed: {in_words(error)}")
 
     def _close_leaving(self) -> None:
         while self._leaving:

@@ -16,6 +16,7 @@ from worldmodel.serial import from_json, to_json
 VERSION = 2
 MAX_TEXT = 16 * 1024  # bytes of a control message
 MAX_UPLOAD = 8 * 1024 * 1024  # bytes of a picture or a replay file
+MIN_PACE, MAX_PACE = 0.1, 1000.0  # pictures per second, unless 0
 MAX_SEED = 2**53 - 1  # what every language reads exactly
 MAX_LINE = 500  # characters of an error
 MAX_REASON = 123  # bytes, RFC 6455 section 5.5
@@ -121,7 +122,7 @@ class Hello:
     quality: int = 90  # 1 to 100
     policy: Literal["latest", "block"] = "latest"  # a full queue drops its oldest pictures, or stops the dream
     window: int = 0
-    pace: float | None = None  # pictures per second; None: the world's own rate; 0: as fast as possible (blocks)
+    pace: float | None = None  # pictures per second, 0.1 to 1000; None: the world's own rate; 0: unpaced (blocks)
     steps: int | None = None  # sampler steps; None: the model's own
     start: int = 0  # which of the world's starts
     seed: int = 0
@@ -204,7 +205,7 @@ class Real:
 ClientMessage = Hello | Input | Ack | Pause | Restart | Reset | Settings | Bookmark | Record | Save | Real
 
 _RANGES: dict[str, tuple[float, float]] = {
-    "quality": (1, 100), "window": (0, 10_000), "pace": (0, 1000), "steps": (0, 64), "start": (0, MAX_SEED),
+    "quality": (1, 100), "window": (0, 10_000), "pace": (MIN_PACE, MAX_PACE), "steps": (0, 64), "start": (0, MAX_SEED),
     "index": (0, MAX_SEED), "seed": (0, MAX_SEED), "seq": (1, 2**32 - 1), "pts": (0, MAX_SEED),
 }  # fmt: skip
 
@@ -225,8 +226,10 @@ def read_message(text: str) -> ClientMessage:
         raise ProtocolError(str(error)) from error
     for name, (low, high) in _RANGES.items():
         value = getattr(message, name, None)
-        if value is not None and not low <= value <= high:
-            raise ProtocolError(f"message {data['type']}: {name} {value} is outside [{low:g}, {high:g}]")
+        unpaced = name == "pace" and value == 0
+        if value is not None and not unpaced and not low <= value <= high:
+            also = " and not 0 (as fast as possible)" if name == "pace" else ""
+            raise ProtocolError(f"message {data['type']}: {name} {value} is outside [{low:g}, {high:g}]{also}")
     if isinstance(message, Input):
         _check_action(message.action)
     if isinstance(message, Hello) and message.version != VERSION:

@@ -112,6 +112,9 @@ def test_messages_round_trip(message: p.ClientMessage) -> None:
         ('{"type": "hello", "version": 3}', "version 2, not 3"),
         ('{"type": "hello", "version": 2, "quality": 0}', "quality 0 is outside"),
         ('{"type": "hello", "version": 2, "pace": -1}', "pace -1.0 is outside"),
+        ('{"type": "hello", "version": 2, "pace": 1e-300}', r"hello: pace 1e-300 is outside \[0.1, 1000\] and not 0"),
+        ('{"type": "settings", "pace": 0.09}', r"settings: pace 0.09 is outside \[0.1, 1000\] and not 0"),
+        ('{"type": "settings", "pace": 1001}', "pace 1001.0 is outside"),
         ('{"type": "hello", "version": 2, "seed": 9007199254740992}', "seed"),
         ('{"type": "settings", "steps": 65}', "steps 65"),
         ('{"type": "settings", "pace": NaN}', "NaN"),
@@ -128,6 +131,12 @@ def test_broken_messages_are_refused(text: str, expected: str) -> None:
     with pytest.raises(p.ProtocolError, match=expected) as caught:
         p.read_message(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pace", [0, 0.1, 24, 1000])
+def test_paces(pace: float) -> None:
+    message = p.read_message(json.dumps({"type": "settings", "pace": pace}))
+    assert isinstance(message, p.Settings) and message.pace == pace
 
 
 words = st.sampled_from(["", "raw", "jpeg", "block", "start", "real", "turn", "\x00é", "1"])

@@ -127,7 +127,12 @@ function sendInput(action) {
 }
 
 const restart = (source, index = 0, seed = null) => connection.send({ type: "restart", source, index, seed });
-const pace = () => (state.world ? state.pace * state.world.fps : null);
+
+// Pictures per second, 0 for as fast as possible; the protocol knows no others below 0.1 or above 1000.
+function pace() {
+  if (!state.world) return null;
+  return state.pace === 0 ? 0 : Math.min(Math.max(state.pace * state.world.fps, 0.1), 1000);
+}
 
 function pause(on) {
   connection.send({ type: "pause", on });
