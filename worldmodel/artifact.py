@@ -160,3 +160,4 @@ def check(run: Run) -> None:
     if clip.x.shape[1] % run.model.chunk:
         raise UserError(f"clips of {clip.x.shape[1]} frames do not cut into chunks of model.chunk = {run.model.chunk}")
     run.stream.check(run.model.chunk)
+    run.stream.check_readable()

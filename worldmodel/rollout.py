@@ -24,7 +24,7 @@ Controller = Callable[[Chunk | None], Any]
 
 
 def start(
-    model: Any, memory: MemoryConfig, seed: Tensor, context: Clip | None = None, context_time: float = 0.0
+    model: Streamable, memory: MemoryConfig, seed: Tensor, context: Clip | None = None, context_time: float = 0.0
 ) -> State:
     """A state that remembers the context (a whole number of chunks), or nothing.
 

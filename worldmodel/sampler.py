@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import flow, noise
 from .errors import UserError
+from .memory import Memory, MemoryConfig
 from .state import Pending, State
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
@@ -36,14 +37,22 @@ class Streamable(Protocol):
         """Shape of one frame's latent, (C, H, W)."""
         ...
 
+    def empty_memory(self, config: MemoryConfig, batch: int) -> Memory:
+        """A memory of the policy `config` that holds nothing, for `batch` rows, on this model's device."""
+        ...
+
     def prepare(self, control: Any, state: State) -> Any:
         """What does not change between sampler steps. The control may bring n B rows: n choices for each of the state's
         B rows, row i for state row i mod B."""
         ...
 
-    def velocity(self, x_t: Tensor, t: Tensor, prepared: Any) -> Tensor: ...
+    def velocity(self, x_t: Tensor, t: Tensor, prepared: Any) -> Tensor:
+        """The velocity [B, F, ...] of latents x_t [B, F, ...] at flow times t [B, F]."""
+        ...
 
-    def remember(self, chunk: Any, state: State, time: float = 0.0) -> Any: ...
+    def remember(self, chunk: Any, state: State, time: float = 0.0) -> Memory:
+        """The state's memory after a finished chunk, whose keys and values are taken at the flow time `time`."""
+        ...
 
 
 class Sampler(Protocol):

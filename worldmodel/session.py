@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from worldmodel.errors import UserError
 from worldmodel.fingerprint import fingerprint
-from worldmodel.memory import FullConfig, Memory, WindowConfig
+from worldmodel.memory import AnyMemory, Memory
 from worldmodel.serial import check_format, from_json, to_json
 from worldmodel.state import Pending, State
 from worldmodel.weights import read_metadata, read_tensors, write_tensors
@@ -22,11 +22,14 @@ from worldmodel.weights import read_metadata, read_tensors, write_tensors
 FORMAT = 2  # 1 did not name the model
 
 
-def snapshot(state: State, model: nn.Module, memory: FullConfig | WindowConfig, path: Path) -> None:
+def snapshot(state: State, model: nn.Module, memory: AnyMemory, path: Path) -> None:
     """Write a state that `model` has made, with a memory of the configuration `memory`. A full disk is a UserError.
 
-    The state stays usable. The file replaces an older one in one piece.
+    The state stays usable. The file replaces an older one in one piece. A memory that `restore` does not know is a
+    UserError.
     """
+    if not isinstance(memory, AnyMemory):
+        raise UserError(f"{path}: a stream with the memory {type(memory).__name__} could not be read back")
     tensors = {"frame": state.frame, "seed": state.seed, "active": state.active}
     tensors |= {f"memory.{name}": tensor for name, tensor in state.memory.tensors().items()}
     if state.pending is not None:
@@ -38,9 +41,7 @@ def snapshot(state: State, model: nn.Module, memory: FullConfig | WindowConfig, 
     write_tensors(separate, path, {"worldmodel": json.dumps(about)})
 
 
-def restore(
-    path: Path, model: nn.Module, memory: FullConfig | WindowConfig, device: torch.device | str = "cpu"
-) -> State:
+def restore(path: Path, model: nn.Module, memory: AnyMemory, device: torch.device | str = "cpu") -> State:
     """The state in a file, bit for bit.
 
     Raises UserError, naming the file, if it is missing, truncated, something else, of a newer format, of another model
@@ -54,7 +55,7 @@ def restore(
     stored = about["memory"]
     if about["model"] != fingerprint(model):
         raise UserError(f"{path}: a stream of another model, its configuration or weights are not those of this one")
-    if from_json(stored, FullConfig | WindowConfig, f"{path}: memory") != memory:
+    if from_json(stored, AnyMemory, f"{path}: memory") != memory:
         raise UserError(f"{path}: a stream with the memory {stored}, not {to_json(memory)}")
     tensors = read_tensors(path, str(device))
     try:
@@ -69,7 +70,7 @@ def restore(
     return state
 
 
-def _memory(tensors: dict[str, Tensor], config: FullConfig | WindowConfig) -> Memory:
+def _memory(tensors: dict[str, Tensor], config: AnyMemory) -> Memory:
     return config.restore({k.removeprefix("memory."): v for k, v in tensors.items() if k.startswith("memory.")})
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tiny import small_clip, small_dit
 
 from worldmodel.errors import UserError
-from worldmodel.memory import FullConfig, WindowConfig
+from worldmodel.memory import FullConfig, LastFrameConfig, WindowConfig
 from worldmodel.models.dit import DiT
 from worldmodel.rollout import replay, rollout, start
 from worldmodel.sampler import Euler, Pipelined
@@ -132,6 +132,12 @@ def test_another_model_is_refused(model, clip, tmp_path):
             restore(path, other, WINDOW)
     same = copy.deepcopy(model)
     assert torch.equal(restore(path, same, WINDOW).frame, restore(path, model, WINDOW).frame)
+
+
+def test_a_memory_that_restore_does_not_know_is_not_written(model, clip, tmp_path):
+    with pytest.raises(UserError, match=r"s\.safetensors: a stream with the memory LastFrameConfig could not be read"):
+        snapshot(begun(model, clip, WINDOW), model, LastFrameConfig(), tmp_path / "s.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_there(model, clip, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tiny import small_clip, small_dit
 
 from worldmodel.actions import ActionSpec
 from worldmodel.errors import UserError
-from worldmodel.memory import FullConfig, WindowConfig
+from worldmodel.memory import FullConfig, LastFrameConfig, WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.world import StreamConfig, WorldModel
 from worldmodel.rollout import join, replay, rollout, start
@@ -67,6 +68,42 @@ def test_there_and_back(stream, tmp_path):
     again.save(tmp_path / "w")  # over the files that it was read from
     third = WorldModel.load(tmp_path / "w")
     assert torch.equal(dream(third, clip), dream(made, clip)) and torch.equal(third.starts.x, made.starts.x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MyEuler(Euler):
+    """A sampler that no saved world knows."""
+
+
+class Nameless(WindowConfig):
+    """A memory with the fields of a known one."""
+
+
+Nameless.__name__ = "WindowConfig"
+
+
+@pytest.mark.parametrize(
+    ("stream", "named"),
+    [
+        (replace(STREAM, memory=LastFrameConfig()), r"stream.memory: type 'LastFrameConfig' is none of"),
+        (replace(STREAM, memory=Nameless(ring=4)), r"stream.memory is another .*Nameless"),
+        (replace(STREAM, memory=object()), "object has no place"),
+        (replace(STREAM, sampler=MyEuler()), r"stream.sampler: type 'MyEuler' is none of"),
+        (
+            replace(STREAM, sampler=FirstChunks(first=MyEuler(), chunks=1, then=Euler())),
+            r"stream.sampler.first: type 'MyEuler' is none of",
+        ),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(stream, named, tmp_path):
+    world().save(tmp_path / "w")
+    before = {path: path.read_bytes() for path in (tmp_path / "w").rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=named):
+        world(stream=stream).save(tmp_path / "w")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    with pytest.raises(UserError, match=named):
+        world(stream=stream).save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_without_actions_and_beginnings(tmp_path):
@@ -250,7 +287,11 @@ def test_a_pickle_instead_of_a_folder(tmp_path):
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     made = world()
     made.save(tmp_path / "w")
-    monkeypatch.setattr("pathlib.Path.write_text", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left")))
+
+    def full(*_, encoding=None):
+        raise OSError(28, "No space left")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
     with pytest.raises(UserError, match=r"config\.json: could not be written \(No space left\)"):
         made.save(tmp_path / "w")
     monkeypatch.undo()

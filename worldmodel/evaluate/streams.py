@@ -13,7 +13,7 @@ from torch import Tensor
 from worldmodel import noise
 from worldmodel.chunk import ActionControl, Chunk
 from worldmodel.clock import clock
-from worldmodel.memory import MemoryConfig, WindowConfig
+from worldmodel.memory import Memory, MemoryConfig, WindowConfig
 from worldmodel.models.dit import DiT
 from worldmodel.models.tokenizer import DecodeState
 from worldmodel.models.world import WorldModel
@@ -78,6 +78,9 @@ class Counting:
     def __init__(self, model: DiT) -> None:
         self.model, self.calls = model, list[tuple[int, int]]()
         self.chunk, self.frame_shape = model.chunk, model.frame_shape
+
+    def empty_memory(self, config: MemoryConfig, batch: int) -> Memory:
+        return self.model.empty_memory(config, batch)
 
     def prepare(self, control: ActionControl, state: State) -> Any:
         return self.model.prepare(control, state)

@@ -2,9 +2,13 @@
 
 from .base import Context, Geometry, Memory, MemoryConfig, Rotation
 from .full import FullConfig, FullMemory
+from .last_frame import LastFrameConfig, LastFrameMemory
 from .window import WindowConfig, WindowMemory
 
+AnyMemory = FullConfig | WindowConfig
+"""The memories that a saved world and a snapshot may name: what can be read back."""
+
 __all__ = [
-    "Context", "FullConfig", "FullMemory", "Geometry", "Memory", "MemoryConfig", "Rotation", "WindowConfig",
-    "WindowMemory",
+    "AnyMemory", "Context", "FullConfig", "FullMemory", "Geometry", "LastFrameConfig", "LastFrameMemory", "Memory",
+    "MemoryConfig", "Rotation", "WindowConfig", "WindowMemory",
 ]  # fmt: skip

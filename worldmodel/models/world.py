@@ -18,7 +18,7 @@ from worldmodel.actions import ActionSpec
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
 from worldmodel.folders import replaced
-from worldmodel.memory import FullConfig, WindowConfig
+from worldmodel.memory import AnyMemory, WindowConfig
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.models.tokenizer_folder import load_tokenizer
@@ -36,7 +36,7 @@ LONGEST, LARGEST = 2**16, 2**24  # frames that a window may hold; any size that 
 class StreamConfig:
     """How a model is deployed: what it remembers, how it samples, at which flow time chunks are written to memory."""
 
-    memory: FullConfig | WindowConfig = field(default_factory=WindowConfig)
+    memory: AnyMemory = field(default_factory=WindowConfig)
     sampler: AnySampler = field(default_factory=Euler)
     context_time: float = 0.0
 
@@ -53,6 +53,16 @@ class StreamConfig:
             raise UserError(
                 f"stream.memory.ring is {self.memory.ring}: it must hold at least one chunk, model.chunk is {chunk}"
             )
+
+    def check_readable(self) -> None:
+        """A memory or a sampler that a saved world could not name (AnyMemory, AnySampler) is a UserError."""
+        try:
+            again: StreamConfig = from_json(to_json(self), StreamConfig, "stream")
+        except (TypeError, UserError) as error:
+            raise UserError(f"a world with this stream could not be read back: {error}") from error
+        for name, kind in (("memory", type(self.memory)), ("sampler", type(self.sampler))):
+            if type(getattr(again, name)) is not kind:
+                raise UserError(f"a world with this stream could not be read back: stream.{name} is another {kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +89,9 @@ class WorldModel:
     def save(self, folder: Path) -> None:
         """Write the folder; an older world model in it is replaced as a whole, other files stay.
 
-        A full disk is a UserError and leaves what was there.
+        A full disk, and a stream that could not be read back, are UserErrors and leave what was there.
         """
+        self.stream.check_readable()
         with replaced(folder, FILES) as beside:
             self._write(beside)
 
