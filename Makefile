@@ -8,7 +8,7 @@ ARGS ?=
 
 help:
 	@echo "make demo        drive a learned world in the browser (installs what it needs)"
-	@echo "make quickstart  collect, train, roll out and evaluate a tiny world in under 5 minutes"
+	@echo "make quickstart  collect, train, roll out and evaluate a tiny world: under 5 minutes on a quiet machine"
 	@echo "make test        lint, types and the default tests (installs everything)"
 	@echo "make test-slow   the tests marked slow"
 	@echo "make lint types  the static checks alone"
