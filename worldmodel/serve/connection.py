@@ -134,7 +134,7 @@ class Connection:
         """Hand messages to the session. Ends when one breaks the protocol; raises WebSocketDisconnect."""
         while True:
             received = await self._receive()
-            self._studio.places.confirm(session)
+            self._studio.places.confirm(session, self)
             try:
                 if isinstance(received, bytes):
                     session.seen = time.monotonic()

@@ -50,17 +50,24 @@ class Outbox:
         self._window, self._on_room = window, on_room
         self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
         self._lock = threading.Lock()
+        self._greeting: deque[Message] = deque()  # what the connection that takes now is told first
         self._messages: deque[Message | End] = deque()
         self._pictures: deque[Picture] = deque()
         self._waiting = {False: 0, True: 0}  # by source
         self._flying: deque[int] = deque()  # pts that were sent and not acknowledged
         self._sent = -1  # newest pts of the dream that was sent
         self._held = self._ended = False
+        self._breaks = 0
 
     @property
     def waiting(self) -> int:
         """Pictures of the dream in the queue."""
         return self._waiting[False]
+
+    @property
+    def breaks(self) -> int:
+        """How many connections have broken: the number of the one that takes now, or next."""
+        return self._breaks
 
     @property
     def ended(self) -> bool:
@@ -109,17 +116,26 @@ class Outbox:
             self._waiting = {False: 0, True: 0}
 
     def hold(self) -> None:
-        """The connection broke: what waits is kept until `reopen`, what was on its way is lost. An end passes."""
+        """The connection broke: what waits is kept until `reopen`, but for its greeting; what was on its way is lost.
+        An end passes."""
         with self._lock:
             self._held = True
+            self._breaks += 1
+            self._greeting.clear()
             self._flying.clear()
 
-    def reopen(self, window: int, first: list[str]) -> None:
-        """Another connection takes from now on: the messages `first`, then what was kept."""
+    def reopen(self, number: int, window: int, greeting: list[str]) -> bool:
+        """The connection of a number (see `breaks`) takes from now on: its greeting, then what was kept.
+
+        False, and nothing is changed, if it has broken since.
+        """
         with self._lock:
+            if number != self._breaks:
+                return False
             self._held, self._window = False, window
-            self._messages.extendleft(Message(text) for text in reversed(first))
+            self._greeting.extend(Message(text) for text in greeting)
         self._wake()
+        return True
 
     def acknowledge(self, pts: int) -> bool:
         """The client has dealt with every picture up to a pts. False if none so new was ever sent."""
@@ -146,6 +162,8 @@ class Outbox:
     def _next(self) -> Picture | Message | End | None:
         if self._held and not self._ended:
             return None
+        if self._greeting:
+            return self._greeting.popleft()
         if self._messages:
             return self._messages.popleft()
         if not self._pictures or (self._window and len(self._flying) >= self._window):

@@ -91,16 +91,19 @@ class Places:
         if place.end is not None:
             place.end.cancel()
         former, place.line, place.end = place.line, line, None
-        place.before, place.token = token, secrets.token_urlsafe(_TOKEN_BYTES)
+        fresh = secrets.token_urlsafe(_TOKEN_BYTES)
+        place.before, place.token = token, fresh
         if former is not None:
             await former.give_way()
             place.session.detach()
-        return place.session, place.token
+        return place.session, fresh  # while it waited here, another connection may have got a newer one
 
-    def confirm(self, session: Session) -> None:
-        """The client has answered: it has its newest token, the one before is used up."""
-        if session in self._places:
-            self._places[session].before = None
+    def confirm(self, session: Session, line: Line) -> None:
+        """The client has answered: it has its newest token, the one before is used up. What a connection says that has
+        been replaced proves nothing."""
+        place = self._places.get(session)
+        if place is not None and place.line is line:
+            place.before = None
 
     def keep(self, session: Session, line: Line) -> None:
         """The connection broke: the session waits for its client. Nothing happens if it has another connection."""

@@ -98,14 +98,19 @@ class Session:
         self.outbox.hold()
 
     def resume(self, hello: Hello, welcome: Welcome) -> None:
-        """The client is back, with the settings of its hello and no key held. What waits for it follows the welcome."""
+        """The client is back, with the settings of its hello and no key held. What waits for it follows the welcome.
+
+        Nothing happens if this connection breaks, too, before the engine's thread comes to it.
+        """
+        number = self.outbox.breaks
 
         def go_on() -> None:
-            self.choices, self._paused, self._due = Choices.of(hello, self.world.fps), hello.paused, time.perf_counter()
             where = [] if self._stream.dream is None else [self._stream.started(self.projector.stream)]
-            self.outbox.reopen(hello.window, [write_message(message) for message in (welcome, *where)])
-            if self._paused:
-                self.say(Paused(on=True))
+            pause = [Paused(on=True)] if hello.paused else []
+            greeting = [write_message(message) for message in (welcome, *where, *pause)]
+            if self.outbox.reopen(number, hello.window, greeting):
+                self.choices, self._paused = Choices.of(hello, self.world.fps), hello.paused
+                self._due = time.perf_counter()
 
         self._inputs.release()
         self._detached = False

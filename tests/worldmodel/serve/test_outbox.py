@@ -116,7 +116,8 @@ def test_a_broken_connection_keeps_what_waits_for_the_next_one() -> None:
         outbox.say("kept")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(outbox.take(), 0.05)
-        outbox.reopen(1, ["welcome", "started"])
+        assert outbox.breaks == 1
+        assert outbox.reopen(1, 1, ["welcome", "started"])
         assert await taken(outbox, 3) == [Message("welcome"), Message("started"), Message("kept")]
         assert (await outbox.take()).pts == 2
         with pytest.raises(TimeoutError):  # the window of the new connection is full
@@ -126,6 +127,29 @@ def test_a_broken_connection_keeps_what_waits_for_the_next_one() -> None:
         outbox.hold()
         outbox.end(4500, "failed", "why")
         assert await taken(outbox, 2) == [Message("why"), End(4500, "failed")]
+
+    run(work())
+
+
+def test_every_connection_is_greeted_once() -> None:
+    """Those that have broken before they were greeted leave nothing to the next one."""
+
+    async def work() -> None:
+        outbox = Outbox(4, 0, lambda: None)
+        outbox.say("kept")
+        outbox.hold()
+        assert outbox.reopen(1, 0, ["first welcome", "first started"])
+        assert await outbox.take() == Message("first welcome")
+        outbox.hold()
+        assert not outbox.reopen(1, 9, ["late welcome"])
+        with pytest.raises(TimeoutError):  # nobody is there
+            await asyncio.wait_for(outbox.take(), 0.05)
+        outbox.hold()
+        assert not outbox.reopen(2, 9, ["second welcome"])
+        assert outbox.reopen(3, 0, ["third welcome"])
+        assert await taken(outbox, 2) == [Message("third welcome"), Message("kept")]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(outbox.take(), 0.05)
 
     run(work())
 

@@ -1,6 +1,7 @@
 """A client whose connection broke finds its own dream again; nobody else does."""
 
 import socket
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -171,6 +172,56 @@ def test_a_lost_welcome_does_not_lose_the_dream(world, serving) -> None:
             wait_for(lambda: not studio.places.connected, "the server has noticed")
         with Client(address, resuming(client)) as again:
             assert again.message("welcome")["resumed"]
+
+
+class Gate:
+    """Stands in for a busy session: its first turn ends when it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def wait(self, now: float) -> float | None:
+        return None if self.open.is_set() else 0.0
+
+    def turn(self, now: float) -> None:
+        self.reached.set()
+        assert self.open.wait(20)
+
+    def join(self, timeout: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_connections_that_break_before_their_welcome_leave_nothing_to_the_next(world, serving) -> None:
+    """The engine is busy while three connections come and go; the fourth has one welcome, with its own token."""
+    with serving(world) as (address, studio), broken(address, studio) as (client, seen):
+        gate = Gate()
+        studio.engine.add(gate)
+        assert gate.reached.wait(10)
+        try:
+            for _ in range(3):
+                early = Client(address, resuming(client))
+                wait_for(lambda: studio.places.connected, "it has been let in")
+                cut(early)
+                wait_for(lambda: not studio.places.connected, "the server has noticed")
+            again = Client(address, resuming(client))
+            wait_for(lambda: studio.places.connected, "it has been let in")
+        finally:
+            gate.open.set()
+        with again:
+            received = [again.receive() for _ in range(40)]
+            kinds = [message["type"] for message in received if isinstance(message, dict)]
+            assert [kind for kind in kinds if kind != "stats"] == ["welcome", "started"]
+            assert kinds[:2] == ["welcome", "started"]
+            indices = [frame.header.index for frame in received if not isinstance(frame, dict)]
+            assert indices == list(range(indices[0], indices[0] + len(indices))) and indices[0] > seen[-1].header.index
+            cut(again)
+            wait_for(lambda: not studio.places.connected, "the server has noticed")
+            with Client(address, resuming(again)) as last:
+                assert last.message("welcome")["resumed"]
+                assert next(last.frames()).header.index > indices[-1]
 
 
 def test_a_kept_session_counts_but_makes_room_for_a_new_client(world, serving) -> None:
