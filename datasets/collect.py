@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from worldmodel.datasets.interrupt import HeldSignals, Stopped
 from worldmodel.datasets.lerobot import RECORD
-from worldmodel.datasets.lerobot_groups import is_begun
+from worldmodel.datasets.lerobot_groups import INFO, is_untouched, newest
 from worldmodel.datasets.lerobot_writer import MAX_FRAMES, Episode, EpisodeSchema, EpisodeWriter
 from worldmodel.datasets.worlds import open_world
 from worldmodel.datasets.worlds.base import Observation, VectorWorld, World, WorldOptions, WorldSpec
 from worldmodel.errors import UserError
 from worldmodel.options import check_range
 from worldmodel.progress import progress_bar
-from worldmodel.serial import read_json, write_json
+from worldmodel.serial import from_json, read_json, write_json
 
 MAX_SEED = 2**32  # and of episodes; the simulators' seeds have 32 bits
 
@@ -70,16 +70,17 @@ def collect(
     process that is killed loses its last group of episodes (``lerobot_writer.GROUP_FRAMES``). However it ended, the
     same call goes on with the episodes that are missing.
 
-    Raises UserError for an unknown world or option, numbers out of range, or a folder that holds anything else.
+    Raises UserError for an unknown world or option, numbers out of range, or a folder that holds anything else, or
+    episodes that something has damaged since.
     """
     check_range(1, MAX_SEED, episodes=episodes)
     check_range(2, MAX_FRAMES, frames=frames)
     check_range(0, MAX_SEED - episodes, seed=seed)
     options = options or WorldOptions()
     asked = {"world": world, "options": asdict(options), "max_frames": frames, "seed": seed}
-    if out.exists():
-        _check_goes_on(out, asked, episodes)
+    _recorded(out, asked, episodes)  # what is wrong with the folder is said before the simulator starts
     records: list[EpisodeRecord] = []
+    goes_on = False
     stopped: str | None = None
     with closing(open_world(world, options)) as simulator, HeldSignals() as signals:
         policy = simulator.behaviour.name
@@ -93,7 +94,10 @@ def collect(
         try:
             done = writer.episodes
             with writer, progress_bar(world, episodes * frames, done * frames, shown=not quiet) as advance:
-                records += _read_records(out, done)
+                records += _recorded(out, asked, episodes)
+                if len(records) != done:
+                    raise UserError(f"{out / RECORD}: {len(records)} episodes, but the dataset has {done}")
+                goes_on = True
                 todo = range(seed + done, seed + episodes)
                 for episode, record in signals.between(_episodes(simulator, todo, frames)):
                     records.append(record)
@@ -103,29 +107,39 @@ def collect(
             stopped = str(stop)
         except Exception as error:
             kept = f"{writer.saved} finished episodes are saved in {out}: the same command goes on after them"
-            error.add_note(kept if writer.saved else "nothing was saved")
+            if goes_on:
+                error.add_note(kept if writer.saved else "nothing was saved")
             raise
     return Collection(out, world, policy, options, tuple(records[: writer.saved]), stopped)
 
 
-def _check_goes_on(out: Path, asked: dict[str, Any], episodes: int) -> None:
-    """A UserError unless the folder holds the beginning of what is asked for, or all of it."""
-    if not (out / RECORD).is_file() and is_begun(out):
-        return  # killed before the first episodes were saved
-    record = read_json(out / RECORD) if (out / RECORD).is_file() else None
-    if not isinstance(record, dict) or not isinstance(record.get("episodes"), list):
+def _recorded(out: Path, asked: dict[str, Any], episodes: int) -> list[EpisodeRecord]:
+    """The episodes that are there; a UserError unless they are the beginning of what is asked for, or all of it."""
+    if not out.exists() or is_untouched(out):
+        return []
+    path = newest(out, RECORD)
+    if not path.is_file():
+        if newest(out, INFO).is_file():
+            raise UserError(
+                f"{path}: no such file, so nothing can be added to the episodes in {out}: give a new folder"
+            )
         raise UserError(f"{out} exists already: give a new folder")
+    record = read_json(path)
+    found = record.get("episodes") if isinstance(record, dict) else None
+    if not isinstance(found, list):
+        raise UserError(f"{path}: no list of 'episodes': {out} cannot be added to, give a new folder")
     for name, value in asked.items():
         if record.get(name) != value:
             raise UserError(
                 f"{out} exists already, recorded with the {name} {record.get(name)}, not {value}: give a new folder"
             )
-    if len(record["episodes"]) > episodes:
-        raise UserError(f"{out} exists already, with {len(record['episodes'])} episodes: give a new folder")
-
-
-def _read_records(out: Path, episodes: int) -> list[EpisodeRecord]:
-    return [EpisodeRecord(**record) for record in read_json(out / RECORD)["episodes"]] if episodes else []
+    if len(found) > episodes:
+        raise UserError(f"{out} exists already, with {len(found)} episodes: give a new folder")
+    records = [from_json(item, EpisodeRecord, f"{path}: episodes[{index}]") for index, item in enumerate(found)]
+    for index, known in enumerate(records):
+        if known.seed != asked["seed"] + index:
+            raise UserError(f"{path}: episodes[{index}] has the seed {known.seed}, expected {asked['seed'] + index}")
+    return records
 
 
 def _schema(facts: WorldSpec, options: WorldOptions) -> EpisodeSchema:

@@ -56,7 +56,8 @@ class LeRobotRecordings:
         """
         if is_begun(path) and not (path / "meta" / "info.json").is_file():
             raise UserError(
-                f"{path}: a recording that was broken off before its first group of episodes was saved: begin again"
+                f"{path}: a recording that was broken off before its first group of episodes was saved, or still goes "
+                "on; if no process writes to it, the command that made it goes on when given again"
             )
         info = _read_info(path / "meta" / "info.json")
         rows = _read_episodes(path / "meta" / "episodes")
@@ -168,21 +169,29 @@ class LeRobotRecordings:
     def _length(self, episode: int) -> int:
         return int(self.rows[episode]["length"])
 
-    def _value(self, episode: int, column: str) -> int | float:
+    def value(self, episode: int, column: str) -> int | float:
         """A number in an episode's row of meta/episodes."""
         value = self.rows[episode].get(column)
         if not isinstance(value, int | float) or not isfinite(value):
             raise UserError(f"{self.path / 'meta' / 'episodes'}: episode {episode} has no number in '{column}'")
         return value
 
+    def data_file(self, episode: int) -> Path:
+        """The parquet file with the rows of an episode."""
+        return self._file("data_path", episode, "data")
+
+    def video_file(self, episode: int, key: str) -> Path:
+        """The video file with the pictures of an episode; ``key`` as in info.json."""
+        return self._file("video_path", episode, f"videos/{key}", video_key=key)
+
     def _file(self, template: str, episode: int, columns: str, **names: str) -> Path:
         """The file with an episode's rows or pictures, by a key of info.json and two columns of meta/episodes."""
-        place = {key: int(self._value(episode, f"{columns}/{key}")) for key in ("chunk_index", "file_index")}
+        place = {key: int(self.value(episode, f"{columns}/{key}")) for key in ("chunk_index", "file_index")}
         return self.path / self.info[template].format(**place, **names)
 
     def _table(self, episode: int, columns: list[str]) -> tuple[Path, pa.Table]:
         """The rows of an episode in order, checked to be complete and on time."""
-        path = self._file("data_path", episode, "data")
+        path = self.data_file(episode)
         wanted = [*columns, "frame_index", "timestamp"]
         table = read_parquet(path, wanted, [("episode_index", "=", episode)]).sort_by("frame_index")
         where, length = f"{path}: episode {episode}", self._length(episode)
@@ -213,11 +222,11 @@ class LeRobotRecordings:
             yield cv2.cvtColor(picture, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
 
     def _video_frames(self, episode: int, key: str) -> Iterator[Frame]:
-        path = self._file("video_path", episode, f"videos/{key}", video_key=key)
+        path = self.video_file(episode, key)
         if not path.is_file():
             raise UserError(f"{path}: no such file; episode {episode} lies in it")
         _, table = self._table(episode, [])
-        wanted = self._value(episode, f"videos/{key}/from_timestamp") + table["timestamp"].to_numpy().astype(np.float64)
+        wanted = self.value(episode, f"videos/{key}/from_timestamp") + table["timestamp"].to_numpy().astype(np.float64)
         yield from _at_times(path, wanted, self.tolerance, episode)
 
 

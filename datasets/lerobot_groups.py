@@ -12,10 +12,20 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-PART, WHOLE = ".group.part", ".group"
+LOCK, PART, WHOLE = ".lock", ".group.part", ".group"
 INFO = Path("meta") / "info.json"
 EPISODES = Path("meta") / "episodes"
 COPIED = (INFO, Path("meta") / "stats.json", Path("meta") / "tasks.parquet")
+
+
+def is_untouched(folder: Path) -> bool:
+    """Whether nothing lies in the folder but what a writer makes, and drops, before its first group is finished."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK, PART}
+
+
+def newest(folder: Path, name: Path) -> Path:
+    """Where the newest version of a file of the dataset lies: perhaps still with a group that is to join."""
+    return folder / WHOLE / name if (folder / WHOLE / name).is_file() else folder / name
 
 
 def is_begun(folder: Path) -> bool:

@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 import datasets as hf_datasets
 from worldmodel.datasets import lerobot_groups as groups
 from worldmodel.datasets.interrupt import uninterrupted
+from worldmodel.datasets.lerobot import LeRobotRecordings, read_parquet
+from worldmodel.datasets.lerobot_whole import check_whole
 from worldmodel.errors import UserError
 from worldmodel.folders import alone
-from worldmodel.serial import read_json
 
 STATE, ACTION = "observation.state", "action"
 KEYFRAME_EVERY = 12  # frames: random access decodes at most eleven frames in vain
@@ -91,10 +92,11 @@ class EpisodeWriter:
         beside: told, whenever a group of episodes is finished, of a folder and of the number of all episodes; what it
         writes below that folder appears in ``folder`` together with the group.
 
-        Raises UserError when ``folder`` cannot be made, exists (without ``resume``), holds episodes of another schema,
-        or is written to by another process.
+        Raises UserError when ``folder`` cannot be made, exists (without ``resume``), holds episodes of another schema
+        or damaged ones (see `check_whole`), or is written to by another process. A folder that holds nothing but what a
+        killed writer has left of its first group counts as one that does not exist.
         """
-        if folder.exists() and not resume:
+        if folder.exists() and not resume and not groups.is_untouched(folder):
             raise UserError(f"{folder} exists already: give a new folder")
         self.folder = folder
         self._schema = schema
@@ -104,6 +106,7 @@ class EpisodeWriter:
         self._torn = False  # the group has rows of an episode that failed
         with ExitStack() as opened:
             opened.enter_context(alone(folder))
+            opened.callback((folder / groups.LOCK).unlink, missing_ok=True)
             groups.recover(folder)
             self.saved = self.episodes = _check_same(folder, schema)
             self._rows = {key: _read_rows(folder, key, len(names)) for key, names in _vectors(schema).items()}
@@ -116,7 +119,6 @@ class EpisodeWriter:
         with uninterrupted(), self._open:
             if self._dataset is not None:
                 self._finish_group()
-            (self.folder / ".lock").unlink()
             if self.saved == 0:
                 shutil.rmtree(self.folder)
 
@@ -235,24 +237,26 @@ def _encoding() -> dict[str, Any]:
 
 
 def _check_same(folder: Path, schema: EpisodeSchema) -> int:
-    """The number of episodes in the folder; a UserError if they are of another schema."""
-    if not (folder / groups.INFO).is_file():
+    """The number of episodes in the folder; a UserError if they are of another schema, or damaged."""
+    if groups.is_untouched(folder):
         return 0
-    info = read_json(folder / groups.INFO)
+    dataset = LeRobotRecordings.open(folder)
+    info = dataset.info
     for key, feature in _features(schema).items():
         found = info["features"].get(key, {})
         if (found.get("shape"), found.get("names")) != (list(feature["shape"]), feature["names"]):
             raise UserError(f"{folder}: its episodes have another '{key}': give a new folder")
     if info["fps"] != schema.fps:
         raise UserError(f"{folder}: its episodes have {info['fps']} frames/s, not {schema.fps}: give a new folder")
-    return int(info["total_episodes"])
+    check_whole(dataset)
+    return len(dataset.rows)
 
 
 def _read_rows(folder: Path, key: str, size: int) -> list[NDArray[np.float32]]:
     """All numbers of a column, [N, size] for each file."""
     rows = []
     for path in sorted((folder / "data").glob("*/*.parquet")):
-        column = pq.ParquetFile(path).read([key])[key].combine_chunks()
+        column = read_parquet(path, [key])[key].combine_chunks()
         values = column.to_numpy() if size == 1 else column.flatten().to_numpy()  # lerobot keeps one number as a scalar
         rows.append(values.reshape(-1, size).astype(np.float32, copy=False))
     return rows

@@ -1,13 +1,17 @@
 """A collection that was broken off, by kill -9 or anything else, goes on and ends like one that was not."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from lerobot.datasets.dataset_writer import DatasetWriter
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -125,7 +129,7 @@ def check_killed(out: Path, whole: Path) -> int:
             assert_same(*([np.stack(list(data.frames(index, "first_person")))] for data in (found, full)))
         assert peer[peer.num_frames - 1]["action"].shape == (2,)
     elif groups.is_begun(out):
-        with pytest.raises(UserError, match="broken off before its first group of episodes was saved"):
+        with pytest.raises(UserError, match="the command that made it goes on when given again"):
             LeRobotRecordings.open(out)
     made = record(out)
     assert [episode.seed for episode in made.episodes] == [3, 4, 5, 6, 7]
@@ -253,3 +257,113 @@ def test_only_one_process_writes(tmp_path: Path) -> None:
     with alone(tmp_path / "maze"), pytest.raises(UserError, match="another process writes to"):
         record(tmp_path / "maze")
     assert (tmp_path / "maze" / groups.PART).is_dir()
+
+
+@pytest.mark.parametrize("left", [(), (".lock",), (".lock", groups.PART), (groups.PART,)])
+def test_killed_at_the_very_start(tmp_path: Path, left: tuple[str, ...]) -> None:
+    """Before the first group, a killed process leaves a folder, then a lock, then a part: each counts as none."""
+    out = tmp_path / "maze"
+    out.mkdir()
+    for name in left:
+        (out / name).mkdir() if name == groups.PART else (out / name).touch()
+    assert len(record(out, 1).episodes) == 1
+    assert {path.name for path in out.iterdir()} == {"data", "meta", "videos"}
+
+
+def test_two_that_start_at_once(tmp_path: Path) -> None:
+    with alone(tmp_path / "maze"), pytest.raises(UserError, match="another process writes to"):
+        record(tmp_path / "maze")
+
+
+def test_a_part_beside_something_else_is_not_ours(tmp_path: Path) -> None:
+    out = tmp_path / "maze"
+    (out / groups.PART).mkdir(parents=True)
+    (out / "notes.txt").write_text("keep")
+    with pytest.raises(UserError, match="maze exists already: give a new folder"):
+        record(out)
+    assert (out / "notes.txt").read_text() == "keep"
+
+
+def test_a_group_that_is_to_join_says_what_was_asked_for(tmp_path: Path, whole: Path) -> None:
+    """Killed while the first group joined: its record lies in the group, and other options are refused."""
+    out = tmp_path / "maze"
+    shutil.copytree(whole, out / groups.WHOLE)
+    with pytest.raises(UserError, match="recorded with the seed 3, not 4"):
+        collect("maze", EPISODES, out, FRAMES, seed=4, options=SMALL, quiet=True)
+    assert len(record(out).episodes) == EPISODES
+    assert_same(contents(out), contents(whole))
+
+
+DATA, ROWS = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
+VIDEO = "videos/observation.images.first_person/chunk-000/file-000.mp4"
+
+
+def cut(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+def change(path: Path, changed: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(changed(json.loads(path.read_text()))))
+
+
+def drop_last_row(path: Path) -> None:
+    rows = pq.ParquetFile(path).read()
+    pq.write_table(rows.slice(0, len(rows) - 1), path)
+
+
+DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
+    ("meta/info.json", Path.unlink, "no such file"),
+    ("meta/info.json", lambda p: change(p, lambda d: d | {"total_tasks": None}), "key 'total_tasks' is None"),
+    ("meta/stats.json", Path.unlink, "no such file"),
+    ("meta/stats.json", lambda p: change(p, lambda d: d | {"action": {}}), "'action/min' is not 2 finite numbers"),
+    ("meta/tasks.parquet", Path.unlink, "no such file"),
+    ("meta/tasks.parquet", lambda p: cut(p, 100), "not finalised"),
+    ("meta/tasks.parquet", drop_last_row, r"has the tasks \[\], info.json says 1"),
+    (ROWS, Path.unlink, "3 episodes, info.json says 5"),
+    (ROWS, lambda p: cut(p, 1000), "not finalised"),
+    (DATA, Path.unlink, "no such file"),
+    (DATA, lambda p: cut(p, 1000), "not finalised"),
+    (DATA, drop_last_row, "39 rows, the episodes in it have 40 frames"),
+    ("data/chunk-000/file-009.parquet", lambda p: shutil.copy(p.with_name("file-000.parquet"), p), "no episode in"),
+    (VIDEO, Path.unlink, "no such file"),
+    (VIDEO, lambda p: cut(p, 100), "cannot be decoded"),
+    (VIDEO, lambda p: cut(p, p.stat().st_size * 3 // 4), "cannot be decoded|damaged or cut off"),
+    (VIDEO, lambda p: shutil.copy(p.with_name("file-002.mp4"), p), "damaged or cut off, episode 1 ends at 1.666667 s"),
+    ("meta/collection.json", Path.unlink, "no such file, so nothing can be added to the episodes"),
+    ("meta/collection.json", lambda p: cut(p, 100), "not valid JSON"),
+    ("meta/collection.json", lambda p: change(p, lambda d: d | {"episodes": []}), "0 episodes, but the dataset has 5"),
+    (
+        "meta/collection.json",
+        lambda p: change(p, lambda d: d | {"episodes": [e | {"hue": 1} for e in d["episodes"]]}),
+        r"episodes\[0\]: unknown key 'hue'",
+    ),
+    (
+        "meta/collection.json",
+        lambda p: change(p, lambda d: d | {"episodes": d["episodes"][::-1]}),
+        r"episodes\[0\] has the seed 7, expected 3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "message"), DAMAGE)
+def test_damage_is_named_and_nothing_touched(
+    tmp_path: Path, whole: Path, name: str, damage: Callable[[Path], object], message: str
+) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "maze"))
+    damage(out / name)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=message) as caught:
+        record(out, EPISODES + 1)
+    place = out / name if (name, message) != (ROWS, "3 episodes, info.json says 5") else out / "meta" / "episodes"
+    assert str(place) in str(caught.value) and "\n" not in str(caught.value)
+    assert not getattr(caught.value, "__notes__", [])  # no promise that the same command goes on
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_a_reader_of_a_killed_recording_is_told_the_way_on(tmp_path: Path) -> None:
+    out = tmp_path / "maze"
+    (out / groups.PART).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"broken off before its first group .* goes on when given again"):
+        LeRobotRecordings.open(out)
+    record(out, 1)
+    assert len(LeRobotRecordings.open(out).episodes) == 1
