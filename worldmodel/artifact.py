@@ -19,7 +19,7 @@ from worldmodel.models.text import read_text
 from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.wan import load_wan
-from worldmodel.models.world import WorldModel
+from worldmodel.models.world import WorldModel, made_in
 from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.pixels import enlarge, to_uint8, write_video
 from worldmodel.run import Run
@@ -44,13 +44,19 @@ def build(run: Run, frozen: torch.dtype = torch.float32) -> nn.Module:
 
 
 def _pretrained(cfg: DiTConfig, init: str, text: Tensor | None, dtype: torch.dtype) -> DiT:
-    """The weights of a world model's folder, or of a diffusers Wan transformer (a folder or a name on the hub)."""
-    config = Path(init) / "config.json"
+    """The weights of a world model's folder or a run's, or of a diffusers Wan transformer (folder or hub name)."""
+    folder = made_in(Path(init))
+    if Path(init).is_dir() and not any((folder / part / "config.json").is_file() for part in ("", "transformer")):
+        raise UserError(
+            f"{init}: holds no model; init is the folder of a world model, of a run that has made one, or of a "
+            "diffusers Wan transformer"
+        )
+    config = folder / "config.json"
     found = read_json(config) if config.is_file() else {}
     if not isinstance(found, dict):
         raise UserError(f"{config}: expected an object, found {type(found).__name__}")
     if found.get("kind") == "world model":
-        model = WorldModel.load(Path(init)).dit.to(dtype).requires_grad_(True).train()
+        model = WorldModel.load(folder).dit.to(dtype).requires_grad_(True).train()
     else:
         tokens = 0 if text is not None else cfg.text_tokens
         sizes = {"size": cfg.size, "chunk": cfg.chunk, "actions": cfg.actions}

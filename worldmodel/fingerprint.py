@@ -3,9 +3,10 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from worldmodel.serial import to_json
 
@@ -22,11 +23,22 @@ def fingerprint(*modules: nn.Module) -> str:
     digest = hashlib.sha256()
     for module in modules:
         digest.update(json.dumps(_chosen(getattr(module, "cfg", None)), sort_keys=True).encode())
-        for name, tensor in sorted(module.state_dict().items()):
-            flat = tensor.detach().flatten()
-            values = flat[:: max(1, flat.numel() // _SAMPLES)].cpu().double().contiguous()
-            digest.update(f"{name} {list(tensor.shape)}".encode() + values.numpy().tobytes())
+        _add(digest, module.state_dict())
     return digest.hexdigest()[:32]
+
+
+def fingerprint_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """32 hexadecimal digits: as `fingerprint`, of names, shapes and evenly spaced values alone."""
+    digest = hashlib.sha256()
+    _add(digest, tensors)
+    return digest.hexdigest()[:32]
+
+
+def _add(digest: Any, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in sorted(tensors.items()):
+        flat = tensor.detach().flatten()
+        values = flat[:: max(1, flat.numel() // _SAMPLES)].cpu().double().contiguous()
+        digest.update(f"{name} {list(tensor.shape)}".encode() + values.numpy().tobytes())
 
 
 def _chosen(cfg: Any) -> Any:

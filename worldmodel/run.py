@@ -50,6 +50,11 @@ class Data(Protocol):
         ...
 
     @property
+    def weights(self) -> tuple[float, ...]:
+        """How often clips come from each of the data's parts, up to a factor; () as the parts are."""
+        ...
+
+    @property
     def action_spec(self) -> ActionSpec | None: ...
 
     @property
@@ -71,11 +76,12 @@ class Run[D: Data]:
     """One training. Every field can be overridden on the command line.
 
     micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init:
-    where the transformer's weights start: a world model's folder, a diffusers Wan transformer's folder or its name
-    on the hub. text: features that a pretrained text-to-video model attends to (models/text.py makes it); without,
-    zeros. lora: train adapters on the frozen weights of init; what the run makes has them merged. checkpointing,
-    compile: of the transformer's blocks. threads: of the CPU. validate: held-out batches per validation, 0 for none.
-    log_every, save_every, validate_every, sample_every: in steps; 0 only at the end.
+    where the transformer's weights start: a world model's folder, that of a run which has made one, a diffusers Wan
+    transformer's folder or its name on the hub. text: features that a pretrained text-to-video model attends to
+    (models/text.py makes it); without, zeros. lora: train adapters on the frozen weights of init; what the run makes
+    has them merged. checkpointing, compile: of the transformer's blocks. threads: of the CPU. validate: held-out
+    batches per validation, 0 for none. log_every, save_every, validate_every, sample_every: in steps; 0 only at the
+    end.
     """
 
     data: D

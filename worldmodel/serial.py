@@ -121,9 +121,16 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: could not be read ({error.strerror})") from error
 
 
-def write_json(data: Any, path: Path) -> None:
-    """Write indented JSON in one piece; a full disk or a missing folder is a UserError."""
-    write_text(json.dumps(data, indent=2) + "\n", path)
+def write_json(data: Any, path: Path, allow_nan: bool = True) -> None:
+    """Write indented JSON in one piece; a full disk or a missing folder is a UserError.
+
+    allow_nan: of numbers that are not finite, for which JSON has no word, write Python's; else they are a UserError.
+    """
+    try:
+        text = json.dumps(data, indent=2, allow_nan=allow_nan)
+    except ValueError as error:
+        raise UserError(f"{path}: could not be written ({error})") from error
+    write_text(text + "\n", path)
 
 
 def write_text(text: str, path: Path) -> None:

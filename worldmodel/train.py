@@ -31,7 +31,7 @@ from worldmodel.ema import Ema
 from worldmodel.errors import UserError, out_of_memory
 from worldmodel.folders import alone
 from worldmodel.generate import Diverged
-from worldmodel.identity import check_identity, identity
+from worldmodel.identity import check_identity, frozen_weights, identity
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.objectives.base import Objective, Update
 from worldmodel.objectives.frechet_forcing import FrechetForcing
@@ -39,10 +39,6 @@ from worldmodel.objectives.own_rollouts import check_lengths
 from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.progress import Line, StopSignal, listed
 from worldmodel.run import Run
-from worldmodel.weights import read_tensors
-
-OBJECTIVE = "objective"
-"""Name of the file with the objective's tensors, beside those of the roles."""
 
 Best = tuple[float, int]
 """Lowest validation loss so far, and its step."""
@@ -51,8 +47,9 @@ Best = tuple[float, int]
 def train(run: Run) -> dict[str, float]:
     """Train to `run.steps` and return the last metrics; resumes from `run.out` if it holds a checkpoint.
 
-    SIGTERM and Ctrl-C finish the step, save and return. A loss that is not finite, memory that runs out and a disk that
-    is full end with a UserError; the last good checkpoint stays. The last two checkpoints and the best one are kept.
+    SIGTERM and Ctrl-C finish the step, save and return. A loss or validation loss that is not finite, memory that runs
+    out and a disk that is full end with a UserError; the last good checkpoint stays. The last two checkpoints and the
+    best one are kept.
     """
     main = os.environ.get("RANK", "0") == "0"  # before anything is set up
     with _advice(run), alone(run.out) if main else nullcontext(), StopSignal() as stop:
@@ -67,9 +64,10 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
         torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
     model = artifact.build(run, torch.bfloat16 if run.precision == "bf16" else torch.float32)
+    frozen = frozen_weights(model)
     roles = {"model": _role(run, accelerator, model, run.ema)}
     objective = _objective(run, accelerator, roles)
-    step, best, metrics = _resume(run, roles, objective)
+    step, best, metrics = _resume(run, frozen, roles, objective)
     if step == 0 and run.steps:
         objective.begin(_batches(run, accelerator, 0))
 
@@ -99,6 +97,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
                 accelerator.log(metrics, step=step)
             if run.validate and (step == run.steps or _due(step, run.validate_every)):
                 found = validate(run, objective, roles["model"])
+                _check_finite(found, run, step)
                 accelerator.log(found, step=step)
                 metrics |= found
                 line.note(f"step {step}/{run.steps}  {listed(found)}")
@@ -109,7 +108,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
                 files = {**checkpoint.tensors_of(roles), **_tensors(objective)}
                 if template is not None:
                     try:
-                        _keep(template, step, files, _state(run, objective, best, metrics), save, look)
+                        _keep(template, step, files, _state(run, frozen, objective, best, metrics), save, look)
                     except Diverged as error:  # young weights may; all that is due was saved before
                         line.note(f"step {step}: no sample, {error}")
                 accelerator.wait_for_everyone()
@@ -179,11 +178,7 @@ def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, step: 
         total += part.detach()
     norm = float(torch.as_tensor(accelerator.clip_grad_norm_(role.model.parameters(), run.clip_grad)))
     loss = _mean(accelerator, total)
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise UserError(
-            f"the loss is {loss} and its gradient norm {norm} at step {step}: lower the learning rate (now "
-            f"{run.optimizer.lr}) or clip_grad (now {run.clip_grad}); {checkpoint.last(run.out)}"
-        )
+    _check_finite({"loss": loss, "gradient norm": norm}, run, step)
     for optimizer in role.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -192,7 +187,18 @@ def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, step: 
     if role.ema is not None:
         role.ema.update()
     others = {name: _mean(accelerator, value) for name, value in update.metrics.items()}
+    _check_finite(others, run, step)
     return {"loss": loss, "grad_norm": norm, "learning_rate": rate, **others}
+
+
+def _check_finite(found: dict[str, float], run: Run, step: int) -> None:
+    """A training that has diverged ends here, before a checkpoint is written of it."""
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise UserError(
+                f"the {name} is {value} at step {step}: lower the learning rate (now {run.optimizer.lr}), or clip_grad "
+                f"(now {run.clip_grad}) in another out folder; {checkpoint.last(run.out)}"
+            )
 
 
 def _mean(accelerator: Accelerator, value: Tensor) -> float:
@@ -266,26 +272,29 @@ def _keep(
         template.look(made, run.out / "samples" / f"step_{step:08d}.mp4")
 
 
-def _state(run: Run, objective: Objective, best: Best | None, metrics: dict[str, float]) -> dict[str, Any]:
+def _state(
+    run: Run, frozen: str | None, objective: Objective, best: Best | None, metrics: dict[str, float]
+) -> dict[str, Any]:
     """What a checkpoint holds besides tensors: which run made it, where it stands."""
     values = {name: value for name, value in objective.state_dict().items() if not isinstance(value, Tensor)}
-    return {"run": identity(run), "objective": values, "best": best, "metrics": metrics}
+    return {"run": identity(run, frozen), "objective": values, "best": best, "metrics": metrics}
 
 
 def _tensors(objective: Objective) -> dict[str, dict[str, Tensor]]:
     """The file of the objective's tensors, if it has any."""
     tensors = {name: value for name, value in objective.state_dict().items() if isinstance(value, Tensor)}
-    return {OBJECTIVE: tensors} if tensors else {}
+    return {checkpoint.OBJECTIVE: tensors} if tensors else {}
 
 
-def _resume(run: Run, roles: dict[str, Role], objective: Objective) -> tuple[int, Best | None, dict[str, float]]:
+def _resume(
+    run: Run, frozen: str | None, roles: dict[str, Role], objective: Objective
+) -> tuple[int, Best | None, dict[str, float]]:
     """The step to go on from, the best validation loss so far, and the last metrics."""
     found = checkpoint.steps(run.out)
     if not found:
         return 0, None, {}
     folder, state = found[-1], checkpoint.read_state(found[-1])
-    check_identity(state["run"], run, str(folder / "state.json"))
+    check_identity(state["run"], run, frozen, str(folder / "state.json"), state["format"])
     checkpoint.restore(folder, roles)
-    file = folder / f"{OBJECTIVE}.safetensors"
-    objective.load_state_dict({**state["objective"], **(read_tensors(file) if file.exists() else {})})
+    objective.load_state_dict(checkpoint.read_objective(folder, state, objective.state_dict()))
     return state["step"], tuple(state["best"]) if state["best"] else None, state["metrics"]

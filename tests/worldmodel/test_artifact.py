@@ -7,7 +7,8 @@ import pytest
 import torch
 from tiny import tiny_run
 
-from worldmodel.artifact import Template
+from worldmodel.artifact import Template, build
+from worldmodel.errors import UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.lora import LoraConfig
 from worldmodel.objectives.reconstruction import Reconstruction
@@ -45,3 +46,26 @@ def test_a_template_is_filled_as_often_as_asked(kind, tmp_path):
     assert first.keys() == second.keys() and first["model.safetensors"] != second["model.safetensors"]
     assert files(once.fill(weights_of(once, 1), {"step": 2}), tmp_path / "c") == second
     assert files(often.fill(weights_of(often, 0), {"step": 1}), tmp_path / "d") == first
+
+
+def test_init_is_a_world_models_folder_or_a_runs(tmp_path):
+    """What the run has made so far, as where a model is served."""
+    run = tiny_run(tmp_path / "run")
+    made = Template.of(run)
+    made.fill(weights_of(made, 3), {}).save(tmp_path / "earlier" / "model")
+    values = weights_of(made, 3)
+    for init in (tmp_path / "earlier", tmp_path / "earlier" / "model"):
+        found = dict(build(tiny_run(tmp_path / "run", init=str(init))).named_parameters())
+        assert found.keys() == values.keys() and all(torch.equal(found[n], values[n]) for n in values)
+        assert all(p.requires_grad for p in found.values())
+
+
+def test_an_init_without_a_model_is_named(tmp_path):
+    (tmp_path / "earlier" / "checkpoints").mkdir(parents=True)
+    for init, message in (
+        (tmp_path / "earlier", "holds no model; init is the folder of a world model, of a run that has made one, or"),
+        (tmp_path / "nowhere", "no such folder, and no name of the form 'org/model'"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            build(tiny_run(tmp_path / "run", init=str(init)))
+        assert str(error.value).startswith(f"{init}: ")

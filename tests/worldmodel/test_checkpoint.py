@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import pickle
 import shutil
@@ -151,6 +152,61 @@ def test_rotation(tmp_path):
     assert checkpoint.last(tmp_path / "nothing") == "no checkpoint was written yet"
 
 
+def test_other_folders_are_no_checkpoints(tmp_path):
+    """Neither found as the newest nor removed; steps of more than eight digits come last."""
+    made, places = role(steps=1), tmp_path / "checkpoints"
+    for name in ("step_foo", "step_", "step_00000099x", "step_7", "step_00000000", "step_-0000001"):
+        (places / name).mkdir(parents=True)
+    assert checkpoint.steps(tmp_path) == [] and checkpoint.last(tmp_path) == "no checkpoint was written yet"
+    for step in (5, 100_000_000, 99_999_999):
+        save(tmp_path, made, step, keep=[5, 99_999_999, 100_000_000])
+    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step_00000005", "step_99999999", "step_100000000"]
+    assert len(list(places.iterdir())) == 9
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
+    made = role(steps=1)
+    save(tmp_path, made, 1)
+    for changes, message in (
+        ({"best": (math.inf, 1)}, r"step_00000002/state\.json: key 'best' must be null or a finite loss"),
+        ({"metrics": {"validation/loss": math.nan}}, r"'validation/loss' must be a finite number, not nan"),
+        (
+            {"objective": {"level": math.inf}},
+            r"step_00000002: could not be .*not JSON compliant.*step_00000001",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            checkpoint.save(tmp_path, 2, checkpoint.tensors_of({"model": made}), STATE | changes, ())
+        assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
+
+
+def test_the_state_of_an_objective(tmp_path):
+    """JSON values by name, type and range; tensors finite."""
+    own = {"step": 3, "share": 0.5, "queue": torch.zeros(2)}
+    state = {"objective": {"step": 7, "share": 0.25}}
+    assert checkpoint.read_objective(tmp_path, state, own) == state["objective"]  # it has no tensors yet
+    file = tmp_path / "objective.safetensors"
+    write_tensors({"queue": torch.tensor([1.0, 2.0]), "count": torch.tensor(4)}, file)
+    found = checkpoint.read_objective(tmp_path, state, own)
+    assert found["step"] == 7 and found["queue"].tolist() == [1.0, 2.0] and found["count"] == 4
+    for values, message in (
+        ({"step": 7}, r"key 'objective' holds \['step'\], this objective's state is \['share', 'step'\]"),
+        ({"step": "a", "share": 0.25}, "key 'objective': 'step' cannot be 'a'"),
+        ({"step": 1.5, "share": 0.25}, "'step' cannot be 1.5"),
+        ({"step": True, "share": 0.25}, "'step' cannot be True"),
+        ({"step": -1, "share": 0.25}, "'step' cannot be -1"),
+        ({"step": 7, "share": math.nan}, "'share' cannot be nan"),
+        ({"step": 7, "share": math.inf}, "'share' cannot be inf"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            checkpoint.read_objective(tmp_path, {"objective": values}, own)
+        assert str(error.value).startswith(str(tmp_path / "state.json"))
+    for value in (math.nan, -math.inf):
+        write_tensors({"queue": torch.tensor([1.0, value])}, file)
+        with pytest.raises(UserError, match=r"objective\.safetensors: 'queue' holds values that are not finite"):
+            checkpoint.read_objective(tmp_path, state, own)
+
+
 def test_remains_of_a_killed_save_are_removed(tmp_path):
     made = role(steps=1)
     left = tmp_path / "checkpoints" / ".step_00000007.partial"
@@ -232,6 +288,10 @@ def only_a_pickle(folder):
     (folder / "model.pt").write_bytes(pickle.dumps({}))
 
 
+NO_STEPS = ("a", None, 1.0, True, -5, 0, 2**60, [1])
+NO_BEST = ([1], ["a", "b"], 3, [1.0, "1"], [1.0, 2], [1.0, 0], [float("inf"), 1], [float("nan"), 1], {})
+
+
 def first(tensors):
     return min(tensors)
 
@@ -254,6 +314,17 @@ def first(tensors):
         (change_json(format="x"), r"state\.json: names no format version"),
         (change_json(step="remove"), r"state\.json: key 'step' is missing"),
         (change_json(objective="remove"), r"state\.json: key 'objective' is missing"),
+        *[
+            (change_json(step=x), r"state\.json: key 'step' must be a whole number of at least 1, not ")
+            for x in NO_STEPS
+        ],
+        (change_json(step=10**9), r"state\.json: key 'step' is 1000000000, its folder is named step_00000001"),
+        *[(change_json(best=x), r"state\.json: key 'best' must be null or a finite loss and a step") for x in NO_BEST],
+        (change_json(metrics=[]), r"state\.json: key 'metrics' must be an object, not \[\]"),
+        (change_json(metrics={"a": "b"}), r"state\.json: key 'metrics': 'a' must be a finite number, not 'b'"),
+        (change_json(metrics={"a": float("nan")}), r"state\.json: key 'metrics': 'a' must be a finite number, not nan"),
+        (change_json(objective=[1]), r"state\.json: key 'objective' must be an object, not \[1\]"),
+        (change_json(run=[]), r"state\.json: key 'run' is missing"),
         (
             change_tensors("model.safetensors", lambda t: t.pop("patch_in.bias")),
             r"model\.safetensors: weight 'patch_in\.bias' is missing: this is not a checkpoint of this model",

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from tiny import FROM_CLEAN, TinyData, close, in_processes, same_training, tensors_in, tiny_run
 
 from worldmodel import checkpoint
@@ -25,11 +27,15 @@ from worldmodel.generate import Diverged
 from worldmodel.memory import WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
+from worldmodel.models.lora import LoraConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import StreamConfig, WorldModel
-from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.objectives.flow_matching import FlowMatching, FlowMatchingObjective
+from worldmodel.objectives.frechet_forcing import FrechetForcing
+from worldmodel.objectives.own_rollouts import OwnRollouts
 from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.optim import AdamW, Muon, Schedule
+from worldmodel.sampler import Euler
 from worldmodel.train import train
 
 ROOT = Path(__file__).parents[2]
@@ -436,6 +442,41 @@ def test_nan_ends_with_advice(tmp_path):
         train(tiny_run(tmp_path / "early", {"nan_at": 0}))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_validation_that_is_not_finite_ends_with_the_same_advice(value, tmp_path, monkeypatch):
+    """Nothing is written of that step, and the run can go on from the one before."""
+    whole = train(tiny_run(tmp_path / "whole"))
+    original, seen = training.validate, []
+
+    def validate(*args):
+        seen.append(original(*args))
+        return seen[-1] | ({"validation/more": value} if len(seen) == 2 else {})
+
+    monkeypatch.setattr(training, "validate", validate)
+    advice = (
+        rf"the validation/more is {value} at step 8: lower the learning rate \(now 0\.01\), or clip_grad .*0000006$"
+    )
+    with pytest.raises(UserError, match=advice):
+        train(tiny_run(tmp_path / "run"))
+    files = [*(tmp_path / "run").rglob("*.json")]
+    assert len(files) >= 3 and not any(re.search("NaN|Infinity", file.read_text()) for file in files)
+    assert WorldModel.load(tmp_path / "run" / "model").card["step"] == 6
+    monkeypatch.undo()
+    assert train(tiny_run(tmp_path / "run")) == whole
+
+
+def test_a_metric_that_is_not_finite_ends_with_the_same_advice(tmp_path, monkeypatch):
+    original = FlowMatchingObjective.updates
+
+    def updates(self, clips):
+        for update in original(self, clips):
+            yield replace(update, metrics={"distance": torch.tensor(torch.inf)})
+
+    monkeypatch.setattr(FlowMatchingObjective, "updates", updates)
+    with pytest.raises(UserError, match=r"the distance is inf at step 0: lower .*; no checkpoint was written yet"):
+        train(tiny_run(tmp_path / "run"))
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -531,25 +572,84 @@ def test_a_full_disk(tmp_path):
             {"model": DiTConfig(channels=2, size=(4, 6), chunk=2, dim=16, heads=1, actions=3)},
             "model.depth was 1, thi",
         ),
+        ({}, {"ema": 0.5}, "ema was 0.9, this run's is 0.5;"),
+        ({}, {"ema": 0.0}, "ema was 0.9, this run's is 0.0;"),
+        ({}, {"precision": "bf16"}, "precision was fp32, this run's is bf16;"),
+        ({}, {"clip_grad": 0.5}, "clip_grad was 1.0, this run's is 0.5;"),
+        ({}, {"clip_grad": math.inf}, "clip_grad was 1.0, this run's is inf;"),
+        ({"weights": (1.0, 2.0)}, {}, r"data\.weights was \[\], this run's is \[1\.0, 2\.0\];"),
         ({}, {"objective": FlowMatching(context_noise=0.3)}, r"objective\.context_noise was 0\.2, this run's is 0\.3;"),
         ({}, {"optimizer": Muon()}, r"optimizer\.type was AdamW, this run's is Muon;"),
     ],
-    ids=["split", "actions", "batch", "length", "curriculum", "seed", "micro", "model", "objective", "optimizer"],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
 def test_another_run_does_not_resume(data, changes, message, tmp_path):
     train(tiny_run(tmp_path / "run", steps=2, validate=0))
     before = tensors_in(tmp_path / "run")
+    AcceleratorState._reset_state()  # accelerate keeps one precision per process
     with pytest.raises(UserError, match=message) as error:
         train(tiny_run(tmp_path / "run", data, **changes))
+    AcceleratorState._reset_state()
     assert "step_00000002/state.json: " in str(error.value) and "\n" not in str(error.value)
     after = tensors_in(tmp_path / "run")
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_the_stream_is_part_of_what_rolls_out(tmp_path):
+    """An objective that trains on rollouts makes them with it; else it is how the model is deployed, and may change."""
+    streams = [StreamConfig(memory=WindowConfig(ring=ring), sampler=Euler(steps=1)) for ring in (4, 6)]
+    forcing = FrechetForcing(rollouts=OwnRollouts(lengths=((0, 1),)), context=0.0, reality=0.0, anchor=1.0)
+    for name, objective in (("plain", FlowMatching()), ("rolls", forcing)):
+        train(tiny_run(tmp_path / name, {"length": 8}, steps=1, objective=objective, stream=streams[0]))
+    train(tiny_run(tmp_path / "plain", {"length": 8}, steps=2, objective=FlowMatching(), stream=streams[1]))
+    assert WorldModel.load(tmp_path / "plain" / "model").stream == streams[1]
+    with pytest.raises(UserError, match=r"stream\.memory\.ring was 4, this run's is 6; choose another out folder"):
+        train(tiny_run(tmp_path / "rolls", {"length": 8}, steps=2, objective=forcing, stream=streams[1]))
+    train(tiny_run(tmp_path / "rolls", {"length": 8}, steps=2, objective=forcing, stream=streams[0]))
+
+
+def test_adapters_go_on_upon_the_same_weights(tmp_path):
+    """Wherever they lie; where all weights are trained, `init` is but a start and may be another one."""
+    for seed in (0, 1):
+        train(tiny_run(tmp_path / f"base{seed}", seed=seed, steps=3, ema=0.0))
+    adapted = {"lora": LoraConfig(rank=2), "init": str(tmp_path / "base0")}
+    whole = train(tiny_run(tmp_path / "whole", **adapted))
+    train(tiny_run(tmp_path / "run", {"stop_at": 3}, **adapted))
+    other = adapted | {"init": str(tmp_path / "base1")}
+    before = tensors_in(tmp_path / "run")
+    with pytest.raises(
+        UserError, match=r"state\.json: init was .*/base0 \(frozen weights [0-9a-f]{8}\), this"
+    ) as error:
+        train(tiny_run(tmp_path / "run", **other))
+    assert re.search(r"this run's is \S*/base1 \(frozen weights [0-9a-f]{8}\); choose another", str(error.value))
+    assert all(torch.equal(before[name], tensor) for name, tensor in tensors_in(tmp_path / "run").items())
+    shutil.copytree(tmp_path / "base0" / "model", tmp_path / "moved")
+    assert train(tiny_run(tmp_path / "run", **adapted | {"init": str(tmp_path / "moved")})) == whole
+    assert same_training(tmp_path / "whole", tmp_path / "run")
+
+    whole = train(tiny_run(tmp_path / "all", init=str(tmp_path / "base0")))
+    train(tiny_run(tmp_path / "part", {"stop_at": 3}, init=str(tmp_path / "base0")))
+    assert train(tiny_run(tmp_path / "part", init=str(tmp_path / "base1"))) == whole
+
+
+def test_a_checkpoint_names_its_run(tmp_path):
+    train(tiny_run(tmp_path / "run", steps=2, validate=0))
+    state = checkpoint.steps(tmp_path / "run")[-1] / "state.json"
+    whole = json.loads(state.read_text())
+    for name in (None, "model", "seed", "data.split", "micro", "objective", "lora"):
+        run = {key: value for key, value in whole["run"].items() if name not in (None, key)}
+        state.write_text(json.dumps(whole | {"run": run}))
+        with pytest.raises(UserError, match=rf"state\.json: key 'run' does not hold '{name or 'model'}'"):
+            train(tiny_run(tmp_path / "run", steps=3))
+    state.write_text(json.dumps(whole | {"objective": {"step": "a"}}))
+    with pytest.raises(UserError, match=r"state\.json: key 'objective' holds \['step'\], this .* is \[\]"):
+        train(tiny_run(tmp_path / "run", steps=3))
+
+
 def test_what_may_change_on_resume(tmp_path):
     """How far and how fast, and what is written meanwhile; a checkpoint of format 1 knew four of the names."""
     train(tiny_run(tmp_path / "run", steps=2, validate=0))
-    rates = {"optimizer": AdamW(lr=1e-3), "clip_grad": 0.5, "schedule": Schedule(warmup=1, floor=0.1)}
+    rates = {"optimizer": AdamW(lr=1e-3), "schedule": Schedule(warmup=1, floor=0.1)}
     train(tiny_run(tmp_path / "run", steps=3, validate=0, checkpointing=True, log_every=2, save_every=1, **rates))
     state = checkpoint.steps(tmp_path / "run")[-1] / "state.json"
     data = json.loads(state.read_text())

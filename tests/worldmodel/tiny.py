@@ -78,6 +78,7 @@ class TinyData:
     batch: int = 4
     length: int = 6
     curriculum: tuple[tuple[int, int], ...] = ()
+    weights: tuple[float, ...] = ()
     low: float = -2.0
     held_out: tuple[str, ...] = ("0/3",)
     pixels: bool = False

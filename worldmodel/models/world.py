@@ -65,6 +65,12 @@ class StreamConfig:
                 raise UserError(f"a world with this stream could not be read back: stream.{name} is another {kind}")
 
 
+def made_in(folder: Path) -> Path:
+    """The folder of what the run in `folder` has made so far; `folder` itself if that is no run's."""
+    made = folder / "model"
+    return made if (made / "config.json").exists() else folder
+
+
 @dataclass(frozen=True, slots=True)
 class WorldModel:
     """A transformer, its tokenizer, and what its numbers mean."""
@@ -116,8 +122,7 @@ class WorldModel:
     @classmethod
     def find(cls, folder: Path, device: str = "cpu") -> "WorldModel":
         """Load a world model's folder, or what the run in a folder has made so far. UserErrors as those of `load`."""
-        made = folder / "model"
-        return cls.load(made if (made / "config.json").exists() else folder, device)
+        return cls.load(made_in(folder), device)
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> "WorldModel":

@@ -33,9 +33,9 @@ LEVEL, NOISE, CRITIC_LEVEL, CRITIC_NOISE = range(1 << 20, (1 << 20) + 4)  # draw
 class SelfForcing:
     """Configuration.
 
-    teacher: folder of a world model whose transformer has this run's shape; it is the frozen teacher, and the critic
-    starts from it. ratio: critic steps per student step. guidance: of the teacher. levels: range of the flow times at
-    which scores are compared. Start the student from a trained model (`init`).
+    teacher: folder of a world model, or of a run that has made one, whose transformer has this run's shape; it is the
+    frozen teacher, and the critic starts from it. ratio: critic steps per student step. guidance: of the teacher.
+    levels: range of the flow times at which scores are compared. Start the student from a trained model (`init`).
     """
 
     teacher: str
@@ -58,7 +58,7 @@ class SelfForcing:
 
     def frozen(self, config: DiTConfig) -> DiT:
         """The teacher, without gradients. UserError if its transformer has another shape than the run's `config`."""
-        teacher = WorldModel.load(Path(self.teacher)).dit
+        teacher = WorldModel.find(Path(self.teacher)).dit
         if teacher.cfg != config:
             raise UserError(f"{self.teacher}: the teacher's transformer is {teacher.cfg}, the run's {config}")
         return teacher
