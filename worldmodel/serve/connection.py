@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable
 
 from fastapi import WebSocket, WebSocketDisconnect
 
@@ -43,6 +44,7 @@ from .studio import Studio
 _log = logging.getLogger("worldmodel.serve")
 TICK = 1.0  # seconds between two stats messages
 FAREWELL = 5.0  # seconds that a client has to read its last message
+STALLED = 30.0  # seconds after which a client that takes nothing is gone, as when it answers no ping
 CLOSE_CODE = 1.0  # seconds to wait for the code of a connection that has ended
 LEFT = {1000, 1001}  # codes of a client that closes its connection by intention, RFC 6455 section 7.4.1
 
@@ -99,9 +101,9 @@ class Connection:
 
     async def _refuse(self, code: int, line: str) -> None:
         try:
-            await self._socket.send_text(write_message(Error(message=one_line(line), fatal=True)))
-            await self._socket.close(code, close_reason(line))
-        except (WebSocketDisconnect, RuntimeError):
+            await _sent(self._socket.send_text(write_message(Error(message=one_line(line), fatal=True))))
+            await _sent(self._socket.close(code, close_reason(line)))
+        except WebSocketDisconnect:
             _log.debug("a refused client had left already")
 
     async def _serve(self, session: Session) -> None:
@@ -180,16 +182,16 @@ class Connection:
                 raise ProtocolError("hello is the first message and comes once")
 
     async def _write(self, session: Session) -> None:
-        """Send what waits, in its order, as fast as the client takes it."""
+        """Send what waits, in its order, as fast as the client takes it. Raises WebSocketDisconnect."""
         while True:
             match await session.outbox.take():
                 case End(code=code, reason=reason):
-                    await self._socket.close(code, reason)
+                    await _sent(self._socket.close(code, reason))
                     return
                 case Message(text=text):
-                    await self._socket.send_text(text)
+                    await _sent(self._socket.send_text(text))
                 case picture:
-                    await self._socket.send_bytes(picture.data)
+                    await _sent(self._socket.send_bytes(picture.data))
                     session.meter.sent(time.perf_counter() - picture.put)
 
     async def _tick(self, session: Session) -> None:
@@ -200,3 +202,16 @@ class Connection:
             session.say(session.stats(self._studio.places.connected))
         line = f"nobody has touched this stream for {idle / 60:g} minutes, so it has ended: connect again to go on"
         session.outbox.end(CLOSE_IDLE, "idle", write_message(Error(message=line, fatal=True)))
+
+
+async def _sent(sending: Awaitable[None]) -> None:
+    """Wait until a message has left. Raises WebSocketDisconnect if the connection has ended, or takes nothing any more.
+
+    When a ping was not answered, uvicorn closes the connection but tells the reader only after its buffer is empty,
+    which it may never be; whoever sends meanwhile gets a RuntimeError, or waits.
+    """
+    try:
+        async with asyncio.timeout(STALLED):
+            await sending
+    except (RuntimeError, TimeoutError) as error:
+        raise WebSocketDisconnect(1006) from error

@@ -7,8 +7,12 @@ import time
 import weakref
 from itertools import islice
 
+import pytest
 from talk import HELLO, fast, last_words, wait_for
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import ConnectionClosed
 
+from worldmodel.serve import connection, server
 from worldmodel.serve.client import Client
 from worldmodel.serve.limits import Limits
 from worldmodel.serve.protocol import (
@@ -53,18 +57,23 @@ def test_a_blocking_client_stops_its_own_dream_only(painted, serving) -> None:
         assert [h.index for h in seen] == list(range(8))  # nothing was lost
 
 
+def deaf(address: str, hello: bytes) -> socket.socket:
+    """A client that says hello and reads nothing of what follows."""
+    raw = socket.create_connection(("127.0.0.1", int(address.split(":")[2].strip("/"))))
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+    raw.sendall(
+        f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{key}\r\n".encode()
+    )
+    assert raw.recv(4096).startswith(b"HTTP/1.1 101")
+    raw.sendall(bytes([0x81, 0x80 | len(hello), 0, 0, 0, 0]) + hello)
+    return raw
+
+
 def test_a_client_that_reads_nothing_is_bounded(painted, serving) -> None:
     """No window: the operating system's buffers fill, then the session waits."""
     with serving(painted, Limits(resume=0.1)) as (address, studio):
-        raw = socket.create_connection(("127.0.0.1", int(address.split(":")[2].strip("/"))))
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
-        raw.sendall(
-            f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{key}\r\n".encode()
-        )
-        assert raw.recv(4096).startswith(b"HTTP/1.1 101")
-        hello = b'{"type":"hello","version":2,"codec":"raw","policy":"block","pace":0}'
-        raw.sendall(bytes([0x81, 0x80 | len(hello), 0, 0, 0, 0]) + hello)
+        raw = deaf(address, b'{"type":"hello","version":2,"codec":"raw","policy":"block","pace":0}')
         wait_for(lambda: bool(studio.sessions), "the session begins")
         (session,) = studio.sessions
 
@@ -79,6 +88,41 @@ def test_a_client_that_reads_nothing_is_bounded(painted, serving) -> None:
             assert [f.header.index for f in islice(quick.frames(), 100)] == list(range(100))
         raw.close()
         wait_for(lambda: session not in studio.sessions, "it is forgotten when its connection ends")
+
+
+def test_a_client_that_takes_nothing_any_more_is_gone(painted, serving, monkeypatch, caplog) -> None:
+    """The buffers are full, so not even the end of the connection can be sent."""
+    monkeypatch.setattr(connection, "STALLED", 0.3)
+    with serving(painted, Limits(resume=60)) as (address, studio):
+        raw = deaf(address, b'{"type":"hello","version":2,"codec":"raw","policy":"block","pace":0}')
+        wait_for(lambda: studio.places.connected == 1, "it is there")
+        wait_for(lambda: studio.places.connected == 0, "the server has given it up")
+        assert len(studio.sessions) == 1  # it may come back
+        raw.close()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_an_unanswered_ping_is_a_quiet_end(painted, serving, monkeypatch, caplog) -> None:
+    """uvicorn has closed the connection, but its buffer is not empty yet: what is sent meanwhile is no failure."""
+    closed = threading.Event()
+
+    def time_out(protocol: WebSocketsSansIOProtocol) -> None:
+        protocol.conn.fail(1011, "keepalive ping timeout")
+        protocol.transport.write(b"".join(protocol.conn.data_to_send()))
+        protocol.close_sent = True
+        protocol.loop.call_later(0.3, protocol.transport.close)
+        closed.set()
+
+    monkeypatch.setattr(server, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "handle_pong", lambda *_: None)
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "keepalive_timeout", time_out)
+    with serving(painted, Limits(resume=60)) as (address, studio), Client(address, fast()) as client:
+        with pytest.raises(ConnectionClosed) as end:
+            list(client.frames())
+        assert end.value.rcvd is not None and end.value.rcvd.code == 1011 and closed.is_set()
+        wait_for(lambda: studio.places.connected == 0, "the server has noticed")
+        assert len(studio.sessions) == 1  # it may come back
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_vanished_client_leaves_nothing_behind(painted, serving) -> None:
