@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from worldmodel.actions import ActionSpec
+from worldmodel.datasets.merge_actions import CHOICES, Merge, merge_actions
 from worldmodel.datasets.recordings import Frame, check_actions, numbered
 from worldmodel.datasets.video import SUFFIXES, VideoFile, open_video
 from worldmodel.errors import UserError
@@ -38,8 +39,10 @@ COUNTERS = {"frame", "frame_index", "timestamp", "index", "episode_index", "task
 class VideoFolder:
     """Video files of one rate and one size. Episodes are numbered in the order of the files' paths.
 
-    With `fps` given to `open`, the frames are those nearest to a grid of that rate, and each carries the action that
-    was recorded with it. Without it, all files must have one constant rate.
+    With `fps` given to `open`, the frames are those nearest to a grid of that rate, and the action of each covers all
+    that was recorded until the next one. Without it, all files must have one constant rate.
+
+    merge: how the actions of frames that are left out or repeated were chosen to be merged; None where all are kept.
     """
 
     path: Path
@@ -47,25 +50,29 @@ class VideoFolder:
     fps: Fraction
     action_names: tuple[str, ...]
     resampled: bool
+    merge: Merge | None
 
     kind = "folder of videos"
 
     @classmethod
-    def open(cls, path: Path, fps: Fraction | None = None) -> "VideoFolder":
+    def open(cls, path: Path, fps: Fraction | None = None, merge: Merge | None = None) -> "VideoFolder":
         """Look at a folder (with its subfolders) or a single file.
 
         Raises UserError that names the file for one that cannot be read, for different kinds of action, for actions
-        beside some of the videos only, and, without `fps`, for different rates or a variable one.
+        beside some of the videos only; without `fps`, for different rates or a variable one; with it and without
+        `merge`, for actions of frames that are left out or repeated.
         """
         paths, files = video_paths(path), []
         with progress_bar("look", len(paths), unit="files", shown=len(paths) >= MANY) as advance:
             for file in paths:
                 files.append(open_video(file))
                 advance(1)
-        return cls.of(path, tuple(files), fps)
+        return cls.of(path, tuple(files), fps, merge)
 
     @classmethod
-    def of(cls, path: Path, files: tuple[VideoFile, ...], fps: Fraction | None = None) -> "VideoFolder":
+    def of(
+        cls, path: Path, files: tuple[VideoFile, ...], fps: Fraction | None = None, merge: Merge | None = None
+    ) -> "VideoFolder":
         """The same from files that are open already."""
         if fps is not None and fps <= 0:
             raise UserError(f"fps must be positive, not {fps}")
@@ -76,10 +83,17 @@ class VideoFolder:
                 raise UserError(
                     f"{file}: its actions are {list(found or ())}, those of {paths[0]} {list(names[0] or ())}"
                 )
-        folder = cls(path, files, fps or files[0].fps, names[0] or (), fps is not None)
         if fps is None:
+            folder = cls(path, files, files[0].fps, names[0] or (), resampled=False, merge=None)
             folder._check_rates()
-        return folder
+            return folder
+        changed = [file for file in files if _changed(file, fps)] if names[0] else []
+        if changed and merge is None:
+            raise UserError(
+                f"{changed[0].path}: from {_rates(changed[0], fps)} frames/s some frames are left out or repeated, and "
+                f"its actions must be merged: choose --merge-actions {CHOICES}"
+            )
+        return cls(path, files, fps, names[0] or (), resampled=True, merge=merge if changed else None)
 
     @property
     def cameras(self) -> dict[str, tuple[int, int]]:
@@ -102,7 +116,11 @@ class VideoFolder:
         video = self.files[episode]
         path = action_file(video.path)
         assert path is not None
-        return check_actions(read_actions(path)[1], self.action_names, len(video), str(path), video.path.name)[indices]
+        actions = check_actions(read_actions(path)[1], self.action_names, len(video), str(path), video.path.name)
+        if self.merge is None:
+            return actions
+        merged = merge_actions(actions, video.pts, indices, self.merge)
+        return check_actions(merged, self.action_names, len(indices), f"{path}, merged", video.path.name)
 
     def task(self, episode: int) -> str:
         return ""
@@ -127,8 +145,10 @@ class VideoFolder:
             )
         if self.resampled:
             changed = [f for f in self.files if f.uneven is not None or f.fps != self.fps]
-            rates = [(f.path, f"{float(f.fps):.5g} to {float(self.fps):.5g}") for f in changed]
+            rates = [(f.path, _rates(f, self.fps)) for f in changed]
             notes += _counted("brought from {} frames/s by timestamps", rates)
+        if self.merge is not None:
+            notes.append(f"actions merged by {self.merge}: that of a frame covers all until the next kept one")
         return notes
 
     def _indices(self, episode: int) -> NDArray[np.int64]:
@@ -137,7 +157,9 @@ class VideoFolder:
 
     def _check_rates(self) -> None:
         for file in self.files:
-            advice = f"bring it to one rate with --fps {round(file.fps)}"
+            advice = f"bring it to one rate with --fps {max(1, round(file.fps))}"
+            if self.action_names:
+                advice += " and --merge-actions"
             if file.uneven is not None:
                 time = file.seconds[file.uneven]
                 raise UserError(
@@ -225,6 +247,15 @@ def _read_csv(path: Path) -> pa.Table:
         names = list(numbered(len(table.column_names)))
         table = csv.read_csv(path, read_options=csv.ReadOptions(column_names=names))
     return table
+
+
+def _changed(file: VideoFile, fps: Fraction) -> bool:
+    """Whether frames of a file are left out or repeated at a rate."""
+    return not np.array_equal(file.resampled(fps), np.arange(len(file)))
+
+
+def _rates(file: VideoFile, fps: Fraction) -> str:
+    return f"{float(file.fps):.5g} to {float(fps):.5g}"
 
 
 def _counted(text: str, found: Sequence[tuple[Path, object]]) -> list[str]:

@@ -11,6 +11,7 @@ from worldmodel.datasets.clips import CAMERA, VideoFolder, video_paths
 from worldmodel.datasets.interrupt import HeldSignals, Stopped
 from worldmodel.datasets.lerobot import is_lerobot
 from worldmodel.datasets.lerobot_writer import Episode, EpisodeSchema, EpisodeWriter
+from worldmodel.datasets.merge_actions import Merge
 from worldmodel.datasets.recordings import SIDES, parse_fps, parse_size, picture_size
 from worldmodel.datasets.video import open_video
 from worldmodel.errors import UserError
@@ -20,19 +21,28 @@ from worldmodel.progress import progress_bar
 MAX_EPISODE_BYTES = 2**30  # of raw pictures, which lie in memory; longer videos become several episodes
 
 
-def convert(source: Path, out: Path, size: str | None = None, fps: str | None = None, task: str = "watch") -> int:
+def convert(
+    source: Path,
+    out: Path,
+    size: str | None = None,
+    fps: str | None = None,
+    merge_actions: Merge | None = None,
+    task: str = "watch",
+) -> int:
     """Turn a folder of videos, or one video, into a LeRobotDataset v3.
 
     Example: worldmodel convert ~/videos/drive data/drive --size 64 --fps 24
 
     Actions are taken from a .npz, .csv or .parquet of the same name beside each video, one row per frame. --size
     WIDTHxHEIGHT scales and cuts pictures; --fps brings all videos to one rate by their timestamps (default: the first
-    one's, rounded, as a LeRobotDataset has whole rates); --task says in words what is done in them.
+    one's, rounded, as a LeRobotDataset has whole rates); --task says in words what is done in them. Where a new rate
+    leaves out or repeats frames, --merge-actions says how the action of a kept frame covers all until the next one: sum
+    (displacements add up), mean (held commands or rates average) or last (absolute targets keep the newest).
     """
     wanted = parse_fps(fps)
     if wanted is not None and wanted.denominator != 1:
         raise UserError(f"fps {fps}: a LeRobotDataset has a whole number of frames per second")
-    folder = open_source(source, wanted)
+    folder = open_source(source, wanted, merge_actions)
     for note in folder.notes():
         print(note)
     try:
@@ -44,11 +54,11 @@ def convert(source: Path, out: Path, size: str | None = None, fps: str | None = 
     return 0
 
 
-def open_source(source: Path, fps: Fraction | None = None) -> VideoFolder:
-    """The videos, brought to a whole rate."""
+def open_source(source: Path, fps: Fraction | None = None, merge: Merge | None = None) -> VideoFolder:
+    """The videos, brought to a whole rate, their actions merged where that leaves out or repeats frames."""
     if is_lerobot(source):
         raise UserError(f"{source}: is a LeRobotDataset already; `encode` reads it as it is, and scales it with --size")
-    return VideoFolder.open(source, fps or Fraction(max(1, round(open_video(video_paths(source)[0]).fps))))
+    return VideoFolder.open(source, fps or Fraction(max(1, round(open_video(video_paths(source)[0]).fps))), merge)
 
 
 def convert_videos(

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worldmodel.datasets.clips import VideoFolder
 from worldmodel.datasets.interrupt import HeldSignals, without_interrupts_for_children
 from worldmodel.datasets.latent_files import (
     TOKENIZER,
@@ -30,6 +31,7 @@ from worldmodel.datasets.latent_files import (
     write_episode,
     write_info,
 )
+from worldmodel.datasets.merge_actions import Merge
 from worldmodel.datasets.recordings import (
     Frame,
     Recordings,
@@ -97,6 +99,7 @@ def encode(
     camera: str | None = None,
     size: str | None = None,
     fps: str | None = None,
+    merge_actions: Merge | None = None,
     actions: tuple[str, ...] | None = None,
     workers: int | None = None,
     device: str = "cpu",
@@ -107,12 +110,14 @@ def encode(
 
     Stopped at any moment, the same command goes on: finished episodes are kept. --tokenizer is a folder, or the name of
     a diffusers autoencoder on the hub. --size WIDTHxHEIGHT scales and cuts pictures, --fps brings videos to one rate,
-    --actions chooses dimensions by name, --workers sets the number of processes. Before it begins it says how well the
-    tokenizer gives back a few frames of the first episode.
+    --actions chooses dimensions by name, --workers sets the number of processes. Where --fps leaves out or repeats
+    frames, --merge-actions says how the action of a kept frame covers all until the next one: sum (displacements add
+    up), mean (held commands or rates average) or last (absolute targets keep the newest). Before it begins it says how
+    well the tokenizer gives back a few frames of the first episode.
     """
     check_range(1, MAX_WORKERS, workers=workers)
     check_device(device)
-    recordings = open_recordings(data, parse_fps(fps))
+    recordings = open_recordings(data, parse_fps(fps), merge_actions)
     for note in recordings.notes():
         print(note)
     try:
@@ -200,6 +205,7 @@ def _plan(
         source=str(recordings.path),
         camera=camera,
         episodes={index: 1 + (n - 1) // model.temporal for index, n in lengths.items()},
+        merge_actions=recordings.merge if isinstance(recordings, VideoFolder) else None,
     )
     return Encoding(recordings, camera, (height, width), out, info, lengths, device)
 

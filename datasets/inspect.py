@@ -3,6 +3,7 @@
 import json as json_format
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from worldmodel import checkpoint
 from worldmodel.datasets.clips import MANY, VideoFolder, video_paths
 from worldmodel.datasets.latent_files import INFO, PLAN, Latents, LatentsInfo
 from worldmodel.datasets.lerobot import LeRobotRecordings, is_lerobot
+from worldmodel.datasets.merge_actions import CHOICES
 from worldmodel.datasets.recordings import Recordings, located
 from worldmodel.datasets.video import open_video
 from worldmodel.errors import UserError
@@ -125,21 +127,28 @@ def _videos(path: Path, deep: bool) -> Report:
     if not sound:
         return report
     rate, uneven = sound[0].fps, [video for video in sound if video.uneven is not None or video.fps != sound[0].fps]
+    target, merged = max(1, round(rate)), False
     sizes = sorted({(video.width, video.height) for video in sound})
     if uneven:
         report.notes.append(
             f"{len(uneven)} of {len(sound)} files have another or a variable rate, the first is {uneven[0].path}: "
-            f"--fps {round(rate)} brings all to one"
+            f"--fps {target} brings all to one"
         )
     if len(sizes) > 1:
         report.notes.append(f"{len(sizes)} different sizes of pictures: --size brings all to one")
     report.facts["sizes"] = [f"{width}x{height}" for width, height in sizes]
     if not report.problems:
         try:
-            _recordings(report, VideoFolder.of(path, tuple(sound), rate if uneven else None), deep)
+            resampled = VideoFolder.of(path, tuple(sound), Fraction(target), "last")
+            merged = resampled.merge is not None
+            _recordings(report, resampled if uneven else VideoFolder.of(path, tuple(sound)), deep)
         except UserError as error:
             report.problems.append(str(error))
-    options = f" --fps {round(rate)}" if uneven or rate.denominator != 1 else ""
+    options = f" --fps {target}" if uneven or rate.denominator != 1 else ""
+    if merged:
+        options += " --merge-actions MERGE"
+        shown = "; the actions here are shown as with last" if uneven else ""
+        report.notes.append(f"--fps {target} leaves out or repeats frames: MERGE is {CHOICES}{shown}")
     report.next = f"worldmodel convert {path} data/{path.stem} --size 64{options}"
     return report
 
@@ -217,6 +226,7 @@ def _latents(path: Path) -> Report:
         "source": f"{info.source} ({info.camera})",
     }
     command = f"worldmodel encode {info.source} --camera {info.camera} --tokenizer {path / 'tokenizer'} --out {path}"
+    rate = "" if info.merge_actions is None else f" --fps {info.fps} --merge-actions {info.merge_actions}"
     latents, collected = Latents(path, info), []
     for index, length in info.episodes.items():
         try:
@@ -230,7 +240,7 @@ def _latents(path: Path) -> Report:
         report.problems.append(f"{len(collected)} of {len(info.episodes)} episodes are encoded")
     if info.action_names and collected:
         report.facts["actions"] = _action_ranges(info.action_names, np.concatenate(collected))
-    report.next = command if report.problems else f"worldmodel train {_configuration(info)} --data.path {path}"
+    report.next = command + rate if report.problems else f"worldmodel train {_configuration(info)} --data.path {path}"
     return report
 
 

@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import nn
 
+from worldmodel.datasets.merge_actions import Merge
 from worldmodel.errors import UserError
 from worldmodel.serial import read_json
 
@@ -43,6 +44,7 @@ class LatentsInfo:
     tokenizer: its kind; sha256: digest of its weights; spatial, temporal: its factors. shape: (C, H, W) of a frame.
     fps: pixel frames per second, exact. action_names: of one environment action, empty where there are none.
     source, camera: the data set that was encoded. episodes: latent frames of each episode, by episode index.
+    merge_actions: how actions were merged where videos were brought to another rate (merge_actions.py); None where not.
     """
 
     tokenizer: str
@@ -55,6 +57,7 @@ class LatentsInfo:
     source: str
     camera: str
     episodes: dict[int, int]
+    merge_actions: Merge | None = None
 
     @property
     def frames(self) -> int:
@@ -78,6 +81,7 @@ class LatentsInfo:
             raise UserError(f"{path}: not the description of a folder of latents")
         if data.pop("format", 0) > FORMAT:
             raise UserError(f"{path}: a newer format than {FORMAT}, which this version reads")
+        data.setdefault("merge_actions", None)  # older folders lack it
         for key in sorted(cls.__dataclass_fields__.keys() ^ data.keys()):
             raise UserError(f"{path}: {'unknown' if key in data else 'missing'} key '{key}'")
         try:

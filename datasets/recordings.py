@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from worldmodel.datasets.merge_actions import Merge
 from worldmodel.errors import UserError
 
 SIDES = range(8, 4097)  # pixels that the sides of pictures are scaled to
@@ -73,11 +74,12 @@ class Recordings(Protocol):
         ...
 
 
-def open_recordings(path: Path, fps: Fraction | None = None) -> Recordings:
+def open_recordings(path: Path, fps: Fraction | None = None, merge: Merge | None = None) -> Recordings:
     """Open whatever lies at a path.
 
     fps: bring video files to this rate, by their timestamps (a LeRobotDataset has one rate already: a UserError there
-    unless it is the same). Raises UserError for anything that is none of the kinds, or broken.
+    unless it is the same). merge: how actions are merged where that leaves out or repeats frames; without it, such
+    actions are a UserError. Raises UserError for anything that is none of the kinds, or broken.
     """
     from worldmodel.datasets.clips import VideoFolder  # these import this file
     from worldmodel.datasets.latent_files import INFO, PLAN
@@ -93,7 +95,7 @@ def open_recordings(path: Path, fps: Fraction | None = None) -> Recordings:
         if fps not in (None, recordings.fps):
             raise UserError(f"{path}: a LeRobotDataset at {recordings.fps} frames/s is not resampled to {fps}")
         return recordings
-    return VideoFolder.open(path, fps)
+    return VideoFolder.open(path, fps, merge)
 
 
 def located(path: Path) -> Path:

@@ -76,15 +76,37 @@ def test_actions_without_names(tmp_path):
     np.testing.assert_allclose(values, ACTIONS)
 
 
-def test_resampled_frames_carry_the_actions_recorded_with_them(tmp_path, videos):
-    pts = np.cumsum(np.random.default_rng(1).integers(20, 60, 20)).tolist()
-    videos.make(tmp_path / "a.mp4", count=20, pts=pts)
-    write_actions(tmp_path / "a.csv")
-    found = VideoFolder.open(tmp_path, Fraction(20))
-    numbers = videos.numbers(found.frames(0))
-    assert found.fps == 20 and len(numbers) == found.episodes[0] != 20
-    assert found.actions(0)[:, 0].tolist() == numbers
+def test_the_action_of_a_kept_frame_covers_all_until_the_next_one(tmp_path, videos):
+    """Variable rate: frames at 0, 30, 66, 100, 210, 220, 230, 300 ms; at 0, 50, 100 ... 300 the nearest ones."""
+    videos.make(tmp_path / "a.mp4", count=8, pts=[0, 30, 66, 100, 210, 220, 230, 300])
+    values = np.array([1.0, 2, 4, 8, 16, 32, 64, 128])
+    np.savez(tmp_path / "a.npz", action=values)
+    with pytest.raises(UserError, match=r"a\.mp4: from 23\.333 to 20 frames/s .*--merge-actions sum .* mean .* last"):
+        VideoFolder.open(tmp_path, Fraction(20))
+    found = VideoFolder.open(tmp_path, Fraction(20), "sum")
+    assert videos.numbers(found.frames(0)) == [0, 2, 3, 3, 4, 6, 7]
+    assert found.actions(0)[:, 0].tolist() == [3, 4, 4, 4, 48, 64, 128]
+    found = VideoFolder.open(tmp_path, Fraction(20), "mean")
+    np.testing.assert_allclose(found.actions(0)[:, 0], [(30 * 1 + 36 * 2) / 66, 4, 8, 8, 24, 64, 128], rtol=1e-6)
+    found = VideoFolder.open(tmp_path, Fraction(20), "last")
+    assert found.actions(0)[:, 0].tolist() == [2, 4, 8, 8, 32, 64, 128]
     assert any("brought from" in note and "to 20" in note for note in found.notes())
+    assert any("actions merged by last" in note for note in found.notes())
+
+
+def test_actions_stay_as_they_are_where_every_frame_is_kept(tmp_path, videos):
+    videos.make(tmp_path / "a.mp4", count=20, rate=Fraction(30000, 1001))
+    write_actions(tmp_path / "a.csv")
+    found = VideoFolder.open(tmp_path, Fraction(30))
+    assert found.merge is None and VideoFolder.open(tmp_path, Fraction(30), "sum").merge is None
+    np.testing.assert_array_equal(found.actions(0), ACTIONS.astype(np.float32))
+
+
+def test_sums_beyond_float32_are_named(tmp_path, videos):
+    videos.make(tmp_path / "a.mp4", count=4)
+    np.savez(tmp_path / "a.npz", action=[1, 2, 3e38, 3e38])
+    with pytest.raises(UserError, match=r"a\.npz, merged: action 'action_0' is 6\.?\d*e\+38 at frame 1"):
+        VideoFolder.open(tmp_path, Fraction(15), "sum").actions(0)
 
 
 def test_rates(tmp_path, videos):
@@ -95,7 +117,11 @@ def test_rates(tmp_path, videos):
         VideoFolder.open(tmp_path)
     assert VideoFolder.open(tmp_path, Fraction(30)).episodes == {0: 40, 1: 40}
     videos.make(tmp_path / "b.mp4", pts=[0, 33, 200, 233], count=4)
-    with pytest.raises(UserError, match=r"b\.mp4: variable frame rate \(frame \d comes at .* s\); .* --fps"):
+    with pytest.raises(UserError, match=r"b\.mp4: variable frame rate \(frame \d comes at .* s\); .* --fps \d+$"):
+        VideoFolder.open(tmp_path)
+    np.savez(tmp_path / "a.npz", action=np.arange(40))
+    np.savez(tmp_path / "b.npz", action=np.arange(4))
+    with pytest.raises(UserError, match=r"b\.mp4: variable frame rate .* --fps \d+ and --merge-actions$"):
         VideoFolder.open(tmp_path)
 
 

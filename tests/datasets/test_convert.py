@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
+from worldmodel.cli import main
 from worldmodel.datasets import convert as module
 from worldmodel.datasets.clips import VideoFolder
 from worldmodel.datasets.convert import convert
@@ -44,6 +45,25 @@ def test_rotated_odd_and_variable_videos_without_actions(tmp_path, videos):
     times = (np.array(pts) - pts[0]) / 1000
     assert numbers == [int(np.abs(times - k / 20).argmin()) for k in range(len(numbers))]
     assert videos.numbers(found.frames(1, "video")) == videos.numbers(found.frames(2, "video")) == [0, 1, 3, 4, 6, 7, 9]
+
+
+def test_another_rate_keeps_every_displacement(tmp_path, videos, capsys):
+    moved = np.random.default_rng(0).integers(-3, 4, (60, 2)).astype(float)
+    for name in "ab":
+        videos.make(tmp_path / "clips" / f"{name}.mp4", count=60)
+        np.savez(tmp_path / "clips" / f"{name}.npz", action=moved)
+    with pytest.raises(UserError, match=r"a\.mp4: from 30 to 24 frames/s .*--merge-actions sum \(displacements add"):
+        convert(tmp_path / "clips", tmp_path / "data", fps="24")
+    assert not (tmp_path / "data").exists()
+    command = ["convert", str(tmp_path / "clips"), str(tmp_path / "data"), "--fps", "24", "--merge-actions", "sum"]
+    assert main(command) == 0
+    assert "actions merged by sum" in capsys.readouterr().out
+    found = LeRobotRecordings.open(tmp_path / "data")
+    assert found.episodes == {0: 48, 1: 48}
+    numbers = videos.numbers(found.frames(1, "video"))
+    places = np.cumsum(moved, 0) - moved  # at which each frame was seen
+    np.testing.assert_allclose(np.cumsum(found.actions(1), 0)[:-1], places[numbers[1:]], atol=1e-5)
+    assert found.actions(1).sum(0).tolist() == moved.sum(0).tolist()
 
 
 def test_default_rate_is_the_first_ones_rounded(tmp_path, videos):

@@ -99,6 +99,25 @@ def test_size_and_actions_can_be_chosen(tmp_path, data, tokenizer):
     torch.testing.assert_close(torch.from_numpy(latents.frames(2, 0, 5)).float(), expected, atol=2e-3, rtol=1e-3)
 
 
+def test_another_rate_merges_actions(tmp_path, data, capsys):
+    """At 15 frames/s pairs of rows lead to the next kept frame; latent frame k carries what led to it."""
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=r"0\.mp4: from 30 to 15 frames/s .*--merge-actions sum"):
+        encode(data.path, "pixels", out, fps="15")
+    assert not out.exists()
+    assert encode(data.path, "pixels", out, fps="15", merge_actions="sum") == 0
+    assert "actions merged by sum" in capsys.readouterr().out
+    latents = Latents.open(out)
+    assert latents.info.merge_actions == "sum" and latents.info.episodes[0] == 19
+    assert latents.actions(0)[:, 0, 0].tolist() == [0, *range(1, 72, 4)]
+    with pytest.raises(UserError, match="latents of another merge_actions; give a new folder"):
+        encode(data.path, "pixels", out, fps="15", merge_actions="mean")
+    assert encode(data.path, "pixels", tmp_path / "last", fps="15", merge_actions="last") == 0
+    assert Latents.open(tmp_path / "last").actions(0)[:, 0, 0].tolist() == [0, *range(1, 37, 2)]
+    assert encode(data.path, "pixels", tmp_path / "same", fps="30", merge_actions="sum") == 0
+    assert Latents.open(tmp_path / "same").info.merge_actions is None
+
+
 def interrupt_after(episodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     done = 0
 

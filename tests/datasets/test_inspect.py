@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,29 @@ def test_single_video_of_variable_rate(tmp_path, videos):
     report = examine(path)
     assert report.kind == "video" and not report.problems
     assert any("variable rate" in note for note in report.notes) and "--fps" in report.next
+
+
+def test_actions_that_a_rate_would_merge(folder, videos, tmp_path):
+    videos.make(folder / "b.mp4", count=12, rate=Fraction(15))
+    report = examine(folder)
+    assert not report.problems and report.next.endswith("--size 64 --fps 30 --merge-actions MERGE")
+    assert any("MERGE is sum (displacements add up), mean" in note for note in report.notes)
+    command = report.next.replace("MERGE", "sum").replace("data/clips", str(tmp_path / "data"))
+    assert main(command.split()[1:]) == 0
+    videos.make(folder / "b.mp4", count=12)
+    assert "--merge-actions" not in examine(folder).next
+    for name in "ab":  # 600 frames at 29.97 are 600.6 at 30
+        video = videos.make(folder / f"{name}.mp4", count=600, height=16, width=16, rate=Fraction(30000, 1001))
+        np.savez(video.with_suffix(".npz"), action=np.linspace(-1, 1, 600), names=["turn"])
+    report = examine(folder)
+    assert report.facts["fps"] == "30000/1001" and report.next.endswith("--fps 30 --merge-actions MERGE")
+
+    out = tmp_path / "latents"
+    encode_recordings(open_recordings(folder, Fraction(15), "sum"), "pixels", out)
+    (out / "latents.json").rename(out / "unfinished.json")
+    episode_file(out, 1).unlink()
+    assert examine(out).next.endswith(f"--out {out} --fps 15 --merge-actions sum")
+    assert main(examine(out).next.split()[1:]) == 0 and not examine(out).problems
 
 
 def test_dataset_latents_and_their_problems(folder, tokenizer, tmp_path):
