@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from .protocol import in_words
 from .sources import Footage, Pixels, RealWorld, RealWorldFactory
 
 _log = logging.getLogger("worldmodel.serve")
@@ -81,7 +82,7 @@ class Beside:
                 world.close()
         except Exception as error:  # noqa: BLE001 - foreign code: the dream goes on without it
             _log.exception("the real world stopped")
-            self._on_failure(f"the real world stopped: {error}")
+            self._on_failure(f"the real world stopped: {in_words(error)}")
 
     def _reset(self, world: RealWorld, seed: int) -> Pixels:
         first = world.reset(seed)

@@ -5,7 +5,7 @@ from typing import Literal
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from worldmodel.errors import UserError
 from worldmodel.pixels import fit
@@ -57,5 +57,9 @@ def read_picture(data: bytes, height: int, width: int) -> Pixels:
         return fit(picture, height, width)
     except UserError:
         raise
+    except UnidentifiedImageError as error:  # its own text shows an object of Python
+        raise UserError("the uploaded file is not a picture: it is no JPEG, PNG, WebP, BMP or GIF file") from error
+    except Image.DecompressionBombError as error:
+        raise UserError("the picture has far more pixels than the 40 million that are read") from error
     except Exception as error:  # readers of pictures raise anything on damaged ones
         raise UserError(f"the uploaded file is not a picture that can be read ({in_words(error)})") from error

@@ -5,10 +5,11 @@ bytes, little-endian, then the encoded picture. A client uploads with binary mes
 """
 
 import json
+import re
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from worldmodel.errors import UserError
 from worldmodel.serial import from_json, to_json
@@ -31,6 +32,7 @@ CLOSE_MOVED, CLOSE_FULL, CLOSE_FAILED = 4409, 4429, 4500
 
 _HEADER = struct.Struct("<BBBBHHIIQQIHH")
 _UPLOAD = struct.Struct("<BBH")
+_ADDRESS = re.compile(r" (object )?at 0x[0-9a-fA-F]+")  # as Python prints an object
 HEADER_BYTES = _HEADER.size
 UPLOAD_BYTES = _UPLOAD.size
 
@@ -203,6 +205,7 @@ class Real:
 
 
 ClientMessage = Hello | Input | Ack | Pause | Restart | Reset | Settings | Bookmark | Record | Save | Real
+_KINDS = {kind.__name__.lower(): kind.__name__ for kind in get_args(ClientMessage)}
 
 _RANGES: dict[str, tuple[float, float]] = {
     "quality": (1, 100), "window": (0, 10_000), "pace": (MIN_PACE, MAX_PACE), "steps": (0, 64), "start": (0, MAX_SEED),
@@ -220,8 +223,10 @@ def read_message(text: str) -> ClientMessage:
         raise ProtocolError(f"not a JSON message: {error}") from error
     if not isinstance(data, dict) or not isinstance(data.get("type"), str):
         raise ProtocolError('a message is a JSON object with a "type"')
+    if data["type"] not in _KINDS:
+        raise ProtocolError(f"message: type {data['type']!r} is none of {list(_KINDS)}")
     try:
-        message = from_json(data | {"type": data["type"].capitalize()}, ClientMessage, "message")
+        message = from_json(data | {"type": _KINDS[data["type"]]}, ClientMessage, "message")
     except UserError as error:
         raise ProtocolError(str(error)) from error
     for name, (low, high) in _RANGES.items():
@@ -352,8 +357,8 @@ def one_line(text: str) -> str:
 
 
 def in_words(error: BaseException | None) -> str:
-    """What an exception says, in one line; its name if it says nothing."""
-    return one_line(str(error)) or type(error).__name__
+    """What an exception says, in one line, without addresses of memory; its name if it says nothing."""
+    return one_line(_ADDRESS.sub("", str(error))) or type(error).__name__
 
 
 def close_reason(line: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 
+from .protocol import in_words
 from .sources import Pixels
 
 _log = logging.getLogger("worldmodel.serve")
@@ -54,7 +55,7 @@ class Recorder:
             _log.exception("recording failed")
             self._open = False
             self._path.unlink(missing_ok=True)
-            self._on_done(f"the recording failed: {error}")
+            self._on_done(f"the recording failed: {in_words(error)}")
         else:
             self._on_done(self._path)
 

@@ -8,6 +8,8 @@ from worldmodel.errors import UserError
 from worldmodel.serve.pictures import decode, encode, read_picture
 from worldmodel.serve.protocol import Codec
 
+NO_PICTURE = "not a picture: it is no JPEG, PNG, WebP, BMP or GIF file"
+
 
 def file(picture: np.ndarray, kind: str = "PNG", **options) -> bytes:
     out = io.BytesIO()
@@ -58,20 +60,21 @@ def test_grey_and_transparent_pictures() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"garbage", "not a picture"),
+        (b"garbage", NO_PICTURE),
         (file(gradient(50, 50))[:-700], "not a picture"),
         (file(gradient(50, 50), "JPEG")[:400], "not a picture"),
         (file(np.zeros((7000, 7000), np.uint8)), "40 million"),
-        (file(np.zeros((20000, 20000), np.uint8)), "not a picture"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not a picture"),
-        (file(gradient(50, 50), "TIFF"), "not a picture"),
-        (file(gradient(50, 50), "QOI")[:400], "not a picture"),
+        (file(np.zeros((20000, 20000), np.uint8)), "far more pixels than the 40 million"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", NO_PICTURE),
+        (file(gradient(50, 50), "TIFF"), NO_PICTURE),
+        (file(gradient(50, 50), "QOI")[:400], NO_PICTURE),
     ],
     ids=["garbage", "truncated png", "truncated jpeg", "large", "bomb", "eps", "tiff", "qoi"],
 )
 def test_what_is_no_picture(data: bytes, text: str) -> None:
-    with pytest.raises(UserError, match=text):
+    with pytest.raises(UserError, match=text) as caught:
         read_picture(data, 16, 16)
+    assert "0x" not in str(caught.value) and "PIL" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])

@@ -104,7 +104,10 @@ def test_messages_round_trip(message: p.ClientMessage) -> None:
         ("[" * 9000, "not a JSON message"),
         ("[]", "a JSON object with"),
         ('{"type": 3}', "a JSON object with"),
-        ('{"type": "hop"}', "Hop"),
+        ('{"type": "hop"}', r"type 'hop' is none of \['hello', 'input', 'ack', .*'real'\]"),
+        ('{"type": "HELLO", "version": 2}', "type 'HELLO' is none of"),
+        ('{"type": "Hello", "version": 2}', "type 'Hello' is none of"),
+        ('{"type": ""}', "type '' is none of"),
         ('{"type": "pause"}', "'on' is missing"),
         ('{"type": "pause", "on": 1}', "expected bool"),
         ('{"type": "pause", "on": true, "off": 1}', "unknown key 'off'"),
@@ -131,6 +134,14 @@ def test_broken_messages_are_refused(text: str, expected: str) -> None:
     with pytest.raises(p.ProtocolError, match=expected) as caught:
         p.read_message(text)
     assert "\n" not in str(caught.value)
+
+
+def test_an_exception_in_words_is_one_line_without_addresses() -> None:
+    assert p.in_words(ValueError(f"cannot use\n{object()!r}, sorry")) == "cannot use <object>, sorry"
+    assert p.in_words(ValueError(f"{print!r} {p.in_words!r}")).startswith("<built-in function print> <function in_w")
+    assert "0x" not in p.in_words(ValueError(repr([object(), p.in_words])))
+    assert p.in_words(ValueError("flags 0x10")) == "flags 0x10"
+    assert p.in_words(ValueError()) == "ValueError"
 
 
 @pytest.mark.parametrize("pace", [0, 0.1, 24, 1000])
