@@ -1,13 +1,13 @@
 """Frechet Forcing on the shipped world's recipe: the trained doom model goes on learning on its own rollouts.
 
 worldmodel train configs/doom_forced.py
-worldmodel evaluate drift runs/doom_forced --data runs/data/doom_test --encoders autoencoder_hidden --out reports/doom_forced
+worldmodel evaluate drift runs/doom_forced --data runs/data/doom_test --encoders autoencoder_hidden --out reports
 
 It starts from what `configs/doom.py` has made (runs/doom/model) and rolls out with that recipe's sampler and memory. A
 clip of 24 latent frames is 12 chunks: 1 real one, 6 generated ones (9 from step 300 on), 1 more real one, and the one
 that the anchor learns. Before the first step it takes its reference from real clips and fills the population of its
-distances with rollouts. The term `reality` looks through the encoder lite0, so judge in
-another one. No result of it is published yet.
+distances with rollouts. Its term `reality` looks through the encoder lite0: judge in another one. No result of it is
+published yet.
 """
 
 from dataclasses import replace
