@@ -104,7 +104,7 @@ def _by_probe(name: str, packages: tuple[str, ...], code: str, install: str, rep
 
 def _chromium() -> Check:
     if not installed("playwright"):
-        return Check("chromium", "missing", "playwright not installed", 'pip install "worldmodel[dev]"')
+        return Check("chromium", "missing", "playwright not installed", SIM)
     path = chromium_path()
     if path is None:
         return Check("chromium", "missing", "no Chromium executable on PATH", "Debian: apt-get install chromium")
@@ -138,8 +138,7 @@ def _metaworld() -> Check:
 
 def _pusht() -> Check:
     code = "import gym_pusht, cv2, pygame; print('pygame', pygame.__version__)"
-    advice = SIM
-    return _by_probe("pusht", ("gym_pusht", "cv2", "pygame"), code, advice, "reinstall gym-pusht, opencv and pygame-ce")
+    return _by_probe("pusht", ("gym_pusht", "cv2", "pygame"), code, SIM, "reinstall gym-pusht, opencv and pygame-ce")
 
 
 _DOOM = """
@@ -245,7 +244,7 @@ def _cuda() -> Check:
 
 def _xformers() -> Check:
     if not installed("xformers"):
-        return Check("xformers", "missing", "not installed", 'with an NVIDIA GPU: pip install "worldmodel[gpu]"')
+        return Check("xformers", "missing", "not installed", f"with an NVIDIA GPU: {SIM}")
     if check("cuda").state != "ok":
         detail = "installed, but n/a without a CUDA device: it has no CPU operator"
         return Check("xformers", "missing", detail, "none needed: attention runs through SDPA")
@@ -259,8 +258,8 @@ print("on", torch.cuda.get_device_name(), tuple(memory_efficient_attention(x, x,
 
 
 def _triton() -> Check:
-    advice = 'Linux: pip install "worldmodel[gpu]"'
-    return _by_probe("triton", ("triton",), "import triton; print(triton.__version__)", advice, "reinstall triton")
+    code = "import triton; print(triton.__version__)"
+    return _by_probe("triton", ("triton",), code, f"Linux: {SIM}", "reinstall triton")
 
 
 def _compile() -> Check:
@@ -277,8 +276,7 @@ def _compile() -> Check:
 
 
 def _ray() -> Check:
-    advice = 'pip install "worldmodel[cluster]"'
-    return _by_probe("ray", ("ray",), "import ray; print(ray.__version__)", advice, "reinstall ray")
+    return _by_probe("ray", ("ray",), "import ray; print(ray.__version__)", SIM, "reinstall ray")
 
 
 def _proc() -> Check:

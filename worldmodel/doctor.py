@@ -51,10 +51,11 @@ OPTIONAL = {
     "metaworld": f"for Meta-World: {SIM}",
     "mujoco": f"for Meta-World: {SIM}",
     "gym-pusht": f"for PushT: {SIM}",
-    "xformers": 'for attention on an NVIDIA GPU: pip install "worldmodel[gpu]"',
-    "triton": 'for the Triton kernels: pip install "worldmodel[gpu]"',
-    "ray": 'for many machines: pip install "worldmodel[cluster]"',
+    "xformers": f"for attention on an NVIDIA GPU: {SIM}",
+    "triton": f"for the Triton kernels: {SIM}",
+    "ray": f"for many machines: {SIM}",
 }
+AGAIN = "`rm -f .venv/.installed-*` and `bash setup/install.sh base` in a checkout"  # which skips what it has done once
 NEEDED = {*BASE, "python", "torch works", "cv2 works", "h264 works"}  # exit code 1 if one of these is not ok
 FREE_GIB = 10.0  # a dataset, its latents and the checkpoints of one small run
 
@@ -82,7 +83,7 @@ def _versions() -> Iterator[Check]:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Check(name, "missing", "not installed", OPTIONAL.get(name, "run `make demo` or `pip install -e .`"))
+            yield Check(name, "missing", "not installed", OPTIONAL.get(name, AGAIN))
             continue
         wanted = bounds.get(name, "")
         if _outside(version, wanted):
