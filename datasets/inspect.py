@@ -17,6 +17,7 @@ from worldmodel.datasets.merge_actions import CHOICES
 from worldmodel.datasets.recordings import Recordings, located
 from worldmodel.datasets.video import open_video
 from worldmodel.errors import UserError
+from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import WorldModel
 from worldmodel.progress import progress_bar
@@ -26,6 +27,9 @@ from worldmodel.weights import PICKLES, read_tensors
 
 MAX_SHOWN = 20  # problems of one kind
 SMALL = 32  # pixels; so far a world is trained on pixels, without an autoencoder
+LARGE = 128  # pixels; so far an autoencoder of your own is quickly trained, beyond it take a pretrained one
+AUTOENCODER = "configs/doom_autoencoder.py"
+FACTOR = 2 ** len(AutoencoderConfig().widths)  # pixels per latent cell of that autoencoder
 
 
 @dataclass(slots=True)
@@ -163,15 +167,25 @@ def _lerobot(path: Path, deep: bool, name: str) -> Report:
         report.problems.append(str(error))
         return report
     camera = f" --camera {next(iter(recordings.cameras))}" if len(recordings.cameras) > 1 else ""
-    tokenizer = "pixels"
-    if max(next(iter(recordings.cameras.values()), (0, 0))) > SMALL:
+    out = name if name == str(path) else f"data/{Path(name).name}"
+    tokenizer, kind = "pixels", "latents"
+    height, width = next(iter(recordings.cameras.values()), (0, 0))
+    if SMALL < max(height, width) <= LARGE:
+        kind = "pixels"
+        report.notes.append(
+            f"with --tokenizer pixels you train a tokenizer of your own first ({AUTOENCODER}); a pretrained diffusers "
+            "autoencoder, by folder or name on the hub (such as madebyollin/taesd), makes latents at once"
+        )
+        if height % FACTOR or width % FACTOR:
+            camera += f" --size {width // FACTOR * FACTOR}x{height // FACTOR * FACTOR}"
+    elif max(height, width) > LARGE:
         tokenizer = "TOKENIZER"
         report.notes.append(
-            "TOKENIZER is a folder (such as runs/doom_autoencoder, from configs/doom_autoencoder.py) or the name of a "
-            "diffusers autoencoder on the hub (such as madebyollin/taesd)"
+            "TOKENIZER is the folder or the name on the hub of a pretrained diffusers autoencoder (such as "
+            "madebyollin/taesd); or make the pictures small (--size 64 --tokenizer pixels) and train your own with "
+            f"{AUTOENCODER}"
         )
-    out = name if name == str(path) else f"data/{Path(name).name}"
-    report.next = f"worldmodel encode {name}{camera} --tokenizer {tokenizer} --out {out}_latents"
+    report.next = f"worldmodel encode {name}{camera} --tokenizer {tokenizer} --out {out}_{kind}"
     return report
 
 
@@ -240,8 +254,27 @@ def _latents(path: Path) -> Report:
         report.problems.append(f"{len(collected)} of {len(info.episodes)} episodes are encoded")
     if info.action_names and collected:
         report.facts["actions"] = _action_ranges(info.action_names, np.concatenate(collected))
-    report.next = command + rate if report.problems else f"worldmodel train {_configuration(info)} --data.path {path}"
+    if report.problems:
+        report.next = command + rate
+        return report
+    own = path.name.removesuffix("_pixels").removesuffix("_latents")
+    world = f"worldmodel train {_configuration(info)} --data.path {path} --out runs/{own}"
+    report.next = world
+    if _wants_autoencoder(info):
+        report.next = f"worldmodel train {AUTOENCODER} --data.path {path} --out runs/{own}_tokenizer"
+        _, height, width = info.shape
+        report.notes.append(
+            f"after that: worldmodel encode {info.source} --camera {info.camera} --size {width}x{height} "
+            f"--tokenizer runs/{own}_tokenizer/model --out {path.parent / own}_latents{rate}"
+        )
+        report.notes.append(f"a world of the pixels themselves is slow to train: {world}")
     return report
+
+
+def _wants_autoencoder(info: LatentsInfo) -> bool:
+    """Pixels of pictures that are better encoded first, and that our autoencoder takes."""
+    plain = info.shape[0] == 3 and info.spatial == info.temporal == 1
+    return plain and max(info.shape[1:]) > SMALL and not any(side % FACTOR for side in info.shape[1:])
 
 
 def _configuration(info: LatentsInfo) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from worldmodel import checkpoint
+from worldmodel import artifact, checkpoint
 from worldmodel.actions import ActionSpec
 from worldmodel.cli import main
 from worldmodel.datasets import lerobot
 from worldmodel.datasets.convert import convert
 from worldmodel.datasets.encode import encode_recordings
-from worldmodel.datasets.inspect import examine, inspect
+from worldmodel.datasets.inspect import AUTOENCODER, examine, inspect
 from worldmodel.datasets.latent_files import episode_file
 from worldmodel.datasets.recordings import open_recordings
 from worldmodel.errors import UserError
@@ -23,6 +24,7 @@ from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import StreamConfig, WorldModel
+from worldmodel.run import load
 
 
 @pytest.fixture
@@ -110,8 +112,8 @@ def test_dataset_latents_and_their_problems(folder, tokenizer, tmp_path):
     assert (report.kind, report.problems) == ("LeRobotDataset v3", [])
     assert report.facts["cameras"] == {"video": "64x48"} and report.facts["frames"] == 32
     data = tmp_path / "data"
-    assert report.next == f"worldmodel encode {data} --tokenizer TOKENIZER --out {data}_latents"
-    assert any("TOKENIZER is a folder" in note for note in report.notes)
+    assert report.next == f"worldmodel encode {data} --tokenizer pixels --out {data}_pixels"
+    assert any("configs/doom_autoencoder.py" in note for note in report.notes)
 
     out = tmp_path / "latents"
     encode_recordings(open_recordings(tmp_path / "data"), tokenizer, out)
@@ -119,7 +121,7 @@ def test_dataset_latents_and_their_problems(folder, tokenizer, tmp_path):
     assert (report.kind, report.problems) == ("latents", [])
     assert report.facts["frame"] == [4, 6, 8] and report.facts["latent frames"] == 32
     options = "--model.channels 4 --model.size 6 8 --model.actions 1"
-    assert report.next == f"worldmodel train configs/doom.py {options} --data.path {out}"
+    assert report.next == f"worldmodel train configs/doom.py {options} --data.path {out} --out runs/latents"
     assert main(["estimate", *report.next.split()[2:], "--tflops", "1"]) == 0
     episode_file(out, 1).unlink()
     report = examine(out)
@@ -141,7 +143,8 @@ def test_small_pictures_are_their_own_latents(tmp_path, videos):
     assert "--tokenizer pixels" in examine(tmp_path / "data").next
     out = tmp_path / "latents"
     encode_recordings(open_recordings(tmp_path / "data"), "pixels", out)
-    assert examine(out).next == f"worldmodel train configs/maze.py --model.actions 0 --data.path {out}"
+    options = f"--model.actions 0 --data.path {out} --out runs/latents"
+    assert examine(out).next == f"worldmodel train configs/maze.py {options}"
     encode_recordings(open_recordings(tmp_path / "data"), "pixels", tmp_path / "other", size=(20, 28))
     assert "--model.size 20 28 --model.patch 4 --model.actions 0" in examine(tmp_path / "other").next
 
@@ -151,7 +154,38 @@ def test_name_on_the_hub(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(lerobot, "download", lambda name: tmp_path / "cache" / name.split("/")[1])
     report = examine(Path("someone/data"))
     assert (report.path, report.kind, report.facts["episodes"]) == ("someone/data", "LeRobotDataset v3", 2)
-    assert report.next == "worldmodel encode someone/data --tokenizer TOKENIZER --out data/data_latents"
+    assert report.next == "worldmodel encode someone/data --tokenizer pixels --out data/data_pixels"
+
+
+def test_pictures_that_want_an_autoencoder_get_their_own_first(tmp_path, videos):
+    """The path of the README: pixels, a tokenizer of your own, latents, a world."""
+    videos.make(tmp_path / "clips" / "a.mp4", count=12, height=60, width=76)
+    convert(tmp_path / "clips", tmp_path / "mine")
+    mine = tmp_path / "mine"
+    report = examine(mine)
+    assert report.next == f"worldmodel encode {mine} --size 72x56 --tokenizer pixels --out {mine}_pixels"
+    assert main(report.next.split()[1:]) == 0
+    report = examine(tmp_path / "mine_pixels")
+    assert report.next == (
+        f"worldmodel train configs/doom_autoencoder.py --data.path {mine}_pixels --out runs/mine_tokenizer"
+    )
+    recipe = load(AUTOENCODER)
+    data = replace(recipe.data, path=(tmp_path / "mine_pixels",), validation=0.0)
+    artifact.check(replace(recipe, data=data, validate=0))
+    assert report.notes[0] == (
+        f"after that: worldmodel encode {mine} --camera video --size 72x56 --tokenizer runs/mine_tokenizer/model "
+        f"--out {mine}_latents"
+    )
+    encode_recordings(open_recordings(mine), "pixels", tmp_path / "odd", size=(60, 76))
+    assert "configs/maze.py" in examine(tmp_path / "odd").next  # our autoencoder does not take such sides
+
+
+def test_large_pictures_take_a_pretrained_autoencoder(tmp_path, videos):
+    videos.make(tmp_path / "clips" / "a.mp4", count=8, height=64, width=136)
+    convert(tmp_path / "clips", tmp_path / "large")
+    report = examine(tmp_path / "large")
+    assert report.next.endswith(f"--tokenizer TOKENIZER --out {tmp_path / 'large'}_latents")
+    assert any("TOKENIZER is the folder or the name" in note for note in report.notes)
 
 
 def test_latents_without_actions_and_of_one_frame(tmp_path, videos, tokenizer):
