@@ -115,13 +115,15 @@ def _check_end(path: Path, seconds: float, fps: float, episode: int) -> None:
     wanted, time = seconds - 1 / fps, -1.0
     try:
         with closing(av.open(str(path))) as container:
+            if not container.streams.video:
+                raise UserError(f"{path}: damaged or cut off, holds no video; episode {episode} lies in it")
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1
             container.seek(int(wanted / float(stream.time_base or 1)), stream=stream, backward=True)
             for frame in container.decode(stream):
                 if frame.pts is not None and not frame.is_corrupt:
                     time = frame.pts * float(stream.time_base or 1)
-    except (av.FFmpegError, IndexError) as error:
+    except av.FFmpegError as error:
         raise UserError(f"{path}: cannot be decoded ({error}); episode {episode} lies in it") from error
     if time < wanted - 0.5 / fps:
         raise UserError(f"{path}: damaged or cut off, episode {episode} ends at {seconds:.6f} s in it")

@@ -326,7 +326,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     (DATA, drop_last_row, "39 rows, the episodes in it have 40 frames"),
     ("data/chunk-000/file-009.parquet", lambda p: shutil.copy(p.with_name("file-000.parquet"), p), "no episode in"),
     (VIDEO, Path.unlink, "no such file"),
-    (VIDEO, lambda p: cut(p, 100), "cannot be decoded"),
+    (VIDEO, lambda p: cut(p, 100), "damaged or cut off, holds no video; episode 1"),
     (VIDEO, lambda p: cut(p, p.stat().st_size * 3 // 4), "cannot be decoded|damaged or cut off"),
     (VIDEO, lambda p: shutil.copy(p.with_name("file-002.mp4"), p), "damaged or cut off, episode 1 ends at 1.666667 s"),
     ("meta/collection.json", Path.unlink, "no such file, so nothing can be added to the episodes"),
