@@ -247,6 +247,8 @@ def test_bad_configurations_and_checkpoints():
     with pytest.raises(UserError, match="reference 'context' has 6 features, the encoder now 12"):
         wide.load_state_dict(state)
     _, other = objective(config())
+    with pytest.raises(UserError, match=r"covariance of 'pooled' is \[3, 3\], its mean has 8 features"):
+        other.load_state_dict(state | {"reference.pooled.covariance": torch.eye(3)})
     state.pop("reference.pooled.mean")
     with pytest.raises(UserError, match=r"the checkpoint has no .*pooled\.mean"):
         other.load_state_dict(state)

@@ -299,6 +299,11 @@ class FrechetForcingObjective(Objective):
                     f"Frechet forcing: the checkpoint's reference '{name}' has {len(mean)} features, the encoder now "
                     f"{phi.source.dimension}"
                 )
+            if covariance.shape != (len(mean), len(mean)):
+                raise UserError(
+                    f"Frechet forcing: the checkpoint's covariance of '{name}' is {list(covariance.shape)}, its mean has "
+                    f"{len(mean)} features"
+                )
             real[name] = Moments(mean, covariance, int(count))
         self.loss = self._loss(real)
         prefix = "population."
