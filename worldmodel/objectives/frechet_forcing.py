@@ -301,8 +301,8 @@ class FrechetForcingObjective(Objective):
                 )
             if covariance.shape != (len(mean), len(mean)):
                 raise UserError(
-                    f"Frechet forcing: the checkpoint's covariance of '{name}' is {list(covariance.shape)}, its mean has "
-                    f"{len(mean)} features"
+                    f"Frechet forcing: the checkpoint's covariance of '{name}' is {list(covariance.shape)}, its mean "
+                    f"has {len(mean)} features"
                 )
             real[name] = Moments(mean, covariance, int(count))
         self.loss = self._loss(real)
