@@ -140,6 +140,7 @@ def test_bad_input_makes_no_folder(tmp_path, videos):
         convert(tmp_path / "clips", tmp_path / "data")
     assert not (tmp_path / "data").exists()
     (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "notes.txt").touch()
     (tmp_path / "clips" / "a.npz").unlink()
     with pytest.raises(UserError, match="exists already"):
         convert(tmp_path / "clips", tmp_path / "data")

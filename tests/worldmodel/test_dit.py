@@ -89,22 +89,21 @@ def test_several_chunks_at_once_are_block_causal(anchor):
 
 
 @pytest.mark.parametrize("memory", [FullConfig(), WindowConfig(sink=1, ring=4)], ids=str)
+@pytest.mark.parametrize("style", STYLES, ids=NAMES)
 @torch.no_grad()
-def test_several_choices_continue_one_state(memory):
+def test_several_choices_continue_one_state(memory, style):
     """A control of n times the state's rows is n controls, each of which continues every row."""
-    for style in (*STYLES, {"anchor": True}):
-        model = small_dit(**style)
-        clip = small_clip(model)
-        state = start(model, memory, SEEDS, clip.frames(0, 6))
-        here = clip.control.frames(6, 8)
-        choices = [here, here.drop(torch.tensor([True, False])), replace(here, action=-here.action)]
-        rows = torch.arange(6)
-        both = here.select(rows % 2)
-        both = replace(both, **{n: torch.cat([getattr(c, n) for c in choices]) for n in ("action", "has_action")})
-        x_t, t = noisy(clip, levels(clip, 2))[:, 6:8], levels(clip, 2)[:, 6:8]
-        v = model.velocity(x_t.repeat(3, 1, 1, 1, 1), t.repeat(3, 1), model.prepare(both, state))
-        for one, choice in zip(v.chunk(3), choices, strict=True):
-            close(one, model.velocity(x_t, t, model.prepare(choice, state)), 3e-6)
+    model = small_dit(**style)
+    clip = small_clip(model)
+    state = start(model, memory, SEEDS, clip.frames(0, 6))
+    here = clip.control.frames(6, 8)
+    choices = [here, here.drop(torch.tensor([True, False])), replace(here, action=-here.action)]
+    both = here.select(torch.arange(6) % 2)
+    both = replace(both, **{n: torch.cat([getattr(c, n) for c in choices]) for n in ("action", "has_action")})
+    x_t, t = noisy(clip, levels(clip, 2))[:, 6:8], levels(clip, 2)[:, 6:8]
+    v = model.velocity(x_t.repeat(3, 1, 1, 1, 1), t.repeat(3, 1), model.prepare(both, state))
+    for one, choice in zip(v.chunk(3), choices, strict=True):
+        close(one, model.velocity(x_t, t, model.prepare(choice, state)), 3e-6)
     with pytest.raises(ValueError, match="a control of 3 rows for a state of 2"):
         model.prepare(here.select(torch.tensor([0, 1, 0])), state)
 
