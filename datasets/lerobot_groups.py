@@ -6,11 +6,12 @@ episodes before. Once it is finalised it is renamed to `.group`: from this momen
 renamed to their places, info.json last; whatever a kill leaves undone of that, `recover` does.
 """
 
-import os
 import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
+
+from worldmodel.folders import sync
 
 LOCK, PART, WHOLE = ".lock", ".group.part", ".group"
 INFO = Path("meta") / "info.json"
@@ -64,9 +65,9 @@ def finish(folder: Path) -> None:
     if (folder / INFO).is_file():
         (part / _newest_episodes(folder).relative_to(folder)).unlink()
     for path in [*part.rglob("*"), part]:
-        _sync(path)
+        sync(path)
     part.rename(folder / WHOLE)
-    _sync(folder)
+    sync(folder)
     _join(folder)
 
 
@@ -78,17 +79,9 @@ def _join(folder: Path) -> None:
     for name in order:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (group / name).replace(folder / name)
-        _sync((folder / name).parent)
+        sync((folder / name).parent)
     shutil.rmtree(group)
 
 
 def _newest_episodes(folder: Path) -> Path:
     return max((folder / EPISODES).glob("*/*.parquet"))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

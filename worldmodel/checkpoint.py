@@ -9,7 +9,6 @@ checkpoints/step_00001000/
 """
 
 import math
-import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -29,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from worldmodel.ema import Ema
 from worldmodel.errors import UserError
+from worldmodel.folders import sync
 from worldmodel.serial import check_format, read_json, write_json
 from worldmodel.weights import check_tensors, read_tensors, write_tensors
 
@@ -85,12 +85,12 @@ def save(out: Path, step: int, files: dict[str, dict[str, Tensor]], state: dict[
             write_tensors(tensors, partial / f"{name}.safetensors")
         write_json({"format": FORMAT, "step": step, **state}, partial / "state.json", allow_nan=False)
         for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
+            sync(file)
+        sync(partial)
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except (OSError, UserError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else error
@@ -100,14 +100,6 @@ def save(out: Path, step: int, files: dict[str, dict[str, Tensor]], state: dict[
         if old.name not in kept:
             shutil.rmtree(old)
     return folder
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def last(out: Path) -> str:

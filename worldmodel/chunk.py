@@ -76,11 +76,11 @@ class ActionControl:
 
     def join(self, later: "ActionControl") -> "ActionControl":
         """These frames and then those of `later`."""
-        action, has_action = (torch.cat(pair, 1) for pair in zip(self._per_frame(), later._per_frame(), strict=True))
+        action, has_action = (
+            torch.cat((self.action, later.action), 1),
+            torch.cat((self.has_action, later.has_action), 1),
+        )
         return replace(self, action=action, has_action=has_action)
-
-    def _per_frame(self) -> tuple[Tensor, Tensor]:
-        return self.action, self.has_action
 
     def drop(self, rows: Tensor) -> "ActionControl":
         return replace(self, has_action=self.has_action & ~rows[:, None])

@@ -20,7 +20,7 @@ from . import flow
 from .chunk import ActionControl, Clip, Control
 from .errors import UserError
 from .rollout import replay, rollout
-from .sampler import Solver, Streamable, Velocity, draw, guided
+from .sampler import Solver, Streamable, Velocity, draw, guide, guided
 from .state import State
 
 Policy = Literal["last_step", "random_step", "exit_step", "k_steps", "all"]
@@ -152,7 +152,7 @@ def dream(
     """The first pass: a rollout under `control` [B, T] without gradients, and the state after it.
 
     u in [0, 1): draws the call of the `random_step` and `exit_step` policies.
-    """  # fmt: skip
+    """
     watched, takes = Watched(solver, gradients, u, grad=False), list[Take]()
     with torch.no_grad():
         for _, after in rollout(model, replay(control, model.chunk), watched, state, context_time):
@@ -174,7 +174,7 @@ def rehearse(
     """The second pass: what the loss sees of every chunk [B, K, ...], each with a graph of its own.
 
     Starts from an equal `state` as `dream` did (a memory is consumed by a rollout: build it again, or fork it before).
-    """  # fmt: skip
+    """
     watched = Watched(solver, gradients, u, grad=True, known=takes)
     chunks = rollout(model, replay(control, model.chunk), watched, state, context_time)
     for _ in takes:
@@ -192,7 +192,7 @@ def unrolled(
     u: float = 0.0,
     context_time: float = 0.0,
 ) -> list[Tensor]:
-    """What the loss sees of every chunk, in one graph: the plain way, and the way of memory `full`."""  # fmt: skip
+    """What the loss sees of every chunk, in one graph: the plain way, and the way of memory `full`."""
     watched, seen = Watched(solver, gradients, u, grad=True), list[Tensor]()
     chunks = rollout(model, replay(control, model.chunk), watched, state, context_time)
     while True:
@@ -215,7 +215,7 @@ def parallel(
 
     model: a DiT or its wrapper. context: what the rollout started from; control: of the rollout [B, T]. window: how
     many frames before a chunk its memory held, None for all. The predictions equal those of the rollout.
-    """  # fmt: skip
+    """
     x_t, t = (torch.cat([take.point[i] for take in takes], 1) for i in (0, 1))
     x = torch.cat((context.x, *(take.x.detach() for take in takes[:-1])), 1)
     whole = context.control.join(control)
@@ -226,7 +226,7 @@ def parallel(
     twice, drop = rows % x.shape[0], rows >= x.shape[0]
     v = model("clip", x_t[twice], t[twice], whole.select(twice), (x[twice], time[twice]), window, drop)
     with_control, without = v.chunk(2)
-    return flow.clean(x_t, without + solver.guidance * (with_control - without), t)
+    return flow.clean(x_t, guide(with_control, without, solver.guidance), t)
 
 
 def pull(loss: Callable[[Tensor], Tensor], takes: Sequence[Take]) -> tuple[Tensor, list[Tensor]]:

@@ -72,3 +72,12 @@ def alone(out: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"{out / '.lock'}: cannot be locked ({error.strerror})") from error
         yield
+
+
+def sync(path: Path) -> None:
+    """Have the disk write a file, or a folder's list of names, now."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -72,6 +72,11 @@ def draw(model: Streamable, state: State, frames: int, step: int) -> Tensor:
     return noise.normal(state.seed, index, step, model.frame_shape)
 
 
+def guide(with_control: Tensor, without: Tensor, guidance: float) -> Tensor:
+    """Classifier-free guidance of two velocities: v_u + g (v_c - v_u)."""
+    return without + guidance * (with_control - without)
+
+
 def guided(model: Streamable, control: Any, state: State, guidance: float) -> Velocity:
     """The velocity field of a chunk; with guidance g it is v_u + g (v_c - v_u) (Ho & Salimans, 2207.12598).
 
@@ -86,7 +91,7 @@ def guided(model: Streamable, control: Any, state: State, guidance: float) -> Ve
 
     def velocity(x: Tensor, t: Tensor) -> Tensor:
         with_control, without = model.velocity(torch.cat((x, x)), torch.cat((t, t)), both).chunk(2)
-        return without + guidance * (with_control - without)
+        return guide(with_control, without, guidance)
 
     return velocity
 

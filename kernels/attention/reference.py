@@ -22,10 +22,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor] | None, 
     """Softmax attention of the current queries over [past, current].
 
     q, k, v: [B, heads, Q, D] of the current tokens. past: keys and values [P, heads, N, D] or None; B is a multiple of
-    P, and row b reads past row b mod P. seen: bool,
-    broadcastable to [B, heads, Q, N + Q], True where a query may look; or spans that cover the queries in order, which
-    never touch what is not seen (a dense mask costs a CPU two to three times as much for the chunks of a clip); None
-    lets every query look everywhere. Returns [B, heads, Q, D].
+    P, and row b reads past row b mod P. seen: bool, broadcastable to [B, heads, Q, N + Q], True where a query may look;
+    or spans that cover the queries in order and never touch what is not seen; None lets every query look everywhere.
+    Returns [B, heads, Q, D].
     """
     if past is not None:
         k, v = _behind(past[0], k), _behind(past[1], v)

@@ -291,7 +291,7 @@ def test_killed_while_saving(moment, tmp_path, monkeypatch):
     whole = train(tiny_run(tmp_path / "whole"))
     where = {
         "first file": (checkpoint, "write_json"),
-        "before the rename": (checkpoint, "_sync"),
+        "before the rename": (checkpoint, "sync"),
         "after the rename": (checkpoint, "steps"),
         "while the old one goes": (shutil, "rmtree"),
     }[moment]

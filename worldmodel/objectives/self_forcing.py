@@ -25,6 +25,7 @@ from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.world import StreamConfig, WorldModel
 from worldmodel.objectives.base import Objective, Update, check_number
 from worldmodel.objectives.own_rollouts import Made, OwnRollouts, Rollouts
+from worldmodel.sampler import guide
 
 LEVEL, NOISE, CRITIC_LEVEL, CRITIC_NOISE = range(1 << 20, (1 << 20) + 4)  # draws beyond any sampler's
 
@@ -105,7 +106,7 @@ class SelfForcingObjective(Objective):
         v = self._velocity(self.teacher, made, x_t, t)
         if self.cfg.guidance != 1.0:
             without = self._velocity(self.teacher, made, x_t, t, drop=True)
-            v = without + self.cfg.guidance * (v - without)
+            v = guide(v, without, self.cfg.guidance)
         true = flow.clean(x_t, v, t)
         scale = (seen - true).abs().mean(dim=tuple(range(1, seen.ndim)), keepdim=True)
         return (false - true) / scale.clamp_min(1e-6)
