@@ -68,9 +68,14 @@ class DecodedFeatures:
     weights; the encoder's are frozen already.
     """
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, height: int, width: int) -> None:
-        """height, width: cells of the latents."""
+    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, height: int, width: int, stride: int = 1) -> None:
+        """height, width: cells of the latents. stride: one of so many frames is encoded, row b's from frame b % stride
+        on, so that a batch sees them all.
+        """
+        if stride < 1:
+            raise UserError(f"decoded features: stride {stride} must be at least 1")
         self.encoder, self.tokenizer, self.height, self.width = encoder, tokenizer, height, width
+        self.stride = stride
         if isinstance(tokenizer, nn.Module):
             tokenizer.requires_grad_(False)
         seen = (height * tokenizer.spatial, width * tokenizer.spatial)
@@ -79,11 +84,12 @@ class DecodedFeatures:
         self.source = Source(encoder.name, (encoder.size or seen[0], encoder.size or seen[1]), dimension)
 
     def __call__(self, latents: Tensor) -> Tensor:
-        """Latents [B, T, C, H, W] of whole clips -> features [B, F, D] of their pixel frames."""
+        """Latents [B, T, C, H, W] of whole clips -> features [B, F // stride, D] of their pixel frames."""
         return self.of_pixels(self.tokenizer.decode(latents))
 
     def stream(self, latents: Tensor, state: DecodeState | None) -> tuple[Tensor, DecodeState]:
-        """The next latents of a stream [B, K, C, H, W] -> features [B, F, D], and the decoder's next state.
+        """The next latents of a stream [B, K, C, H, W] -> features [B, F // stride, D], and the decoder's next
+        state.
 
         Chunk after chunk gives the features of the whole clip with the memory of one chunk.
         """
@@ -91,5 +97,10 @@ class DecodedFeatures:
         return self.of_pixels(pixels), state
 
     def of_pixels(self, pixels: Tensor) -> Tensor:
-        """Pixels [B, F, 3, h, w] in [-1, 1] -> features [B, F, D]."""
-        return self.encoder.features(pixels.flatten(0, 1)).unflatten(0, pixels.shape[:2])
+        """Pixels [B, F, 3, h, w] in [-1, 1] -> features [B, F // stride, D]."""
+        if pixels.shape[1] < self.stride:
+            raise UserError(f"decoded features: a stride of {self.stride} leaves nothing of {pixels.shape[1]} frames")
+        rows = torch.arange(pixels.shape[0], device=pixels.device)[:, None]
+        frames = torch.arange(pixels.shape[1] // self.stride, device=pixels.device) * self.stride + rows % self.stride
+        seen = pixels[rows, frames]
+        return self.encoder.features(seen.flatten(0, 1)).unflatten(0, seen.shape[:2])

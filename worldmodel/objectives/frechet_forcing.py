@@ -47,9 +47,10 @@ class FrechetForcing:
 
     rollouts: how the model is rolled out. anchor, context, reality: weights of the terms. last: real chunks between the
     rollout and the anchored chunk. mean, std: of the logit-normal flow times of the anchor; drop: share of its rows
-    whose actions are dropped. encoders: of reality, as `evaluate drift` names them (judge in another one). patches: of
-    the latent statistics. frechet, population: which distance, of what. reference: real clips whose frames are the
-    reference. patience: steps in a row that may be skipped because something was not finite.
+    whose actions are dropped. encoders: of reality, as `evaluate drift` names them (judge in another one); they look at
+    one of `stride` frames. patches: of the latent statistics. frechet, population: which distance, of what. reference:
+    real clips whose frames are the reference. patience: steps in a row that may be skipped because something was not
+    finite.
     """
 
     rollouts: OwnRollouts = field(default_factory=OwnRollouts)
@@ -61,6 +62,7 @@ class FrechetForcing:
     std: float = 1.0
     drop: float = 0.1
     encoders: tuple[str, ...] = ("lite0",)
+    stride: int = 1
     patches: int = 2
     frechet: Frechet = field(default_factory=Frechet)
     population: Queue | Average = field(default_factory=Queue)
@@ -70,7 +72,7 @@ class FrechetForcing:
     def __post_init__(self) -> None:
         ranges = {
             "anchor": (0, 1e6), "context": (0, 1e6), "reality": (0, 1e6), "mean": (-10, 10), "std": (0, 10),
-            "drop": (0, 1), "last": (1, 1e6), "reference": (1, 1e9), "patience": (1, 1e9),
+            "drop": (0, 1), "last": (1, 1e6), "stride": (1, 1e6), "reference": (1, 1e9), "patience": (1, 1e9),
         }  # fmt: skip
         for name, (least, most) in ranges.items():
             check_number(f"Frechet forcing: {name}", getattr(self, name), least, most)
@@ -98,7 +100,7 @@ class FrechetForcing:
             device = next(model.parameters()).device
             decoder: Any = load_tokenizer(tokenizer)
             decoder = decoder.to(device)
-            maps[choice] = DecodedFeatures(open_encoder(choice, decoder, device), decoder, *config.size)
+            maps[choice] = DecodedFeatures(open_encoder(choice, decoder, device), decoder, *config.size, self.stride)
         return FrechetForcingObjective(self, model, maps, stream, seed)
 
 

@@ -64,6 +64,16 @@ def test_decoded_features_are_those_of_the_decoded_frames(tokenizer):
     assert DecodedFeatures(Lite0Encoder(size=64), tokenizer, 6, 8).source == Source("lite0", (64, 64), 1280)
 
 
+def test_a_stride_looks_at_other_frames_in_every_row(tokenizer):
+    z = latents()  # [2, 3, ...]: with a stride of 2, frame 0 of row 0 and frame 1 of row 1
+    every, some = (DecodedFeatures(AutoencoderFeatures(tokenizer), tokenizer, 6, 8, stride)(z) for stride in (1, 2))
+    assert some.shape == (2, 1, 20)
+    torch.testing.assert_close(some[0], every[0, :1])
+    torch.testing.assert_close(some[1], every[1, 1:2])
+    with pytest.raises(UserError, match="stride of 4 leaves nothing of 3 frames"):
+        DecodedFeatures(AutoencoderFeatures(tokenizer), tokenizer, 6, 8, 4)(z)
+
+
 @pytest.mark.parametrize("kind", [AutoencoderFeatures, AutoencoderHidden])
 def test_gradient_reaches_the_latents_and_no_weight(tokenizer, kind):
     phi = DecodedFeatures(kind(tokenizer), tokenizer, 6, 8)
