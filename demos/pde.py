@@ -40,12 +40,12 @@ from worldmodel.models.fno import FNO, FNOConfig
 from worldmodel.models.one_step import Apply
 from worldmodel.objectives.hero import Hero
 from worldmodel.objectives.pushforward import Pushforward
-from worldmodel.objectives.unrolled import RolloutError, Unroll
+from worldmodel.objectives.unrolled import Deployment, RolloutError, Unroll
 from worldmodel.optim import AdamW, Schedule
 from worldmodel.serial import read_json, to_json, write_json
 from worldmodel.weights import load_into, read_tensors, write_tensors
 
-UNROLL = Unroll(sampler=Apply(), memory=LastFrameConfig())
+UNROLL = Unroll(stream=Deployment(sampler=Apply(), memory=LastFrameConfig()))
 MODEL = FNOConfig(points=64, width=16, modes=10, depth=3, hidden=32)
 THRESHOLD = 0.5  # of the error relative to the fields' root mean square: the end of a stable rollout
 Floats = NDArray[np.float64]
@@ -76,12 +76,12 @@ class Experiment:
         return Trajectories(interval=4.0, steps=40, length=frames, batch=16)
 
 
-BASE = Arm(objective=RolloutError(unroll=UNROLL), frames=2, lr=2e-3)
+BASE = Arm(objective=RolloutError(), frames=2, lr=2e-3)
 ARMS = {
-    "one-step": Arm(objective=RolloutError(unroll=UNROLL), frames=2),
-    "rollout": Arm(objective=RolloutError(unroll=UNROLL), frames=9, lr=5e-4),
-    "pushforward": Arm(objective=Pushforward(unroll=UNROLL), frames=3, lr=5e-4),
-    "hero": Arm(objective=Hero(unroll=UNROLL), frames=9, lr=5e-4),
+    "one-step": Arm(objective=RolloutError(), frames=2),
+    "rollout": Arm(objective=RolloutError(), frames=9, lr=5e-4),
+    "pushforward": Arm(objective=Pushforward(), frames=3, lr=5e-4),
+    "hero": Arm(objective=Hero(), frames=9, lr=5e-4),
 }
 
 
@@ -99,7 +99,7 @@ def train(model: FNO, arm: Arm, data: Trajectories, budget: int, seed: int) -> i
     """Train until the budget is spent, the learning rate following a cosine over it; returns the number of updates."""
     meter = Meter()
     hook = model.register_forward_hook(lambda *call: meter(*call))
-    objective = arm.objective.build(model, MODEL, seed)
+    objective = arm.objective.build(model, UNROLL.stream, seed)
     optimizers, schedule = AdamW(lr=arm.lr, weight_decay=0.0).build(model), Schedule(warmup=budget // 50)
     first = seed << 20  # other seeds see other clips
     updates = 0
@@ -126,7 +126,7 @@ def train(model: FNO, arm: Arm, data: Trajectories, budget: int, seed: int) -> i
 def errors(model: FNO, data: Trajectories, side: Side, count: int, frames: int) -> Floats:
     """Relative error of free rollouts, [count, frames]: root mean square of the difference over that of all fields."""
     clip = data.whole(side, count, 1 + frames)
-    difference = UNROLL(model, clip, 0) - UNROLL.target(clip)
+    difference = UNROLL(model, clip, 0) - UNROLL.target(model, clip)
     found = difference.square().mean((2, 3, 4)).sqrt() / clip.x.square().mean().sqrt()
     return torch.nan_to_num(found, nan=torch.inf).double().numpy()
 

@@ -14,6 +14,8 @@ from torch import nn
 from worldmodel.errors import UserError
 from worldmodel.fingerprint import fingerprint_of_tensors
 from worldmodel.objectives.frechet_forcing import FrechetForcing
+from worldmodel.objectives.hero import Hero
+from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.run import Run
 from worldmodel.serial import from_json, to_json
@@ -54,7 +56,7 @@ def _values(run: Run, frozen: str | None) -> dict[str, Any]:
         "data.action_spec": run.data.action_spec,
         "data.split": run.data.split,
     }
-    if isinstance(run.objective, FrechetForcing | SelfForcing):
+    if isinstance(run.objective, FrechetForcing | SelfForcing | Hero | Pushforward):
         values["stream"] = run.stream  # its sampler, memory and context time make the rollouts
     if frozen is not None:
         values["init"] = {"path": run.init, "frozen": frozen}

@@ -16,6 +16,8 @@ from worldmodel.models.lora import LoraConfig
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.objectives.frechet_forcing import FrechetForcing
+from worldmodel.objectives.hero import Hero
+from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.optim import AdamW, Muon, Schedule
@@ -87,7 +89,9 @@ class Run[D: Data]:
     data: D
     model: DiTConfig | AutoencoderConfig
     out: Path
-    objective: FlowMatching | FrechetForcing | SelfForcing | Reconstruction = field(default_factory=FlowMatching)
+    objective: FlowMatching | FrechetForcing | SelfForcing | Hero | Pushforward | Reconstruction = field(
+        default_factory=FlowMatching
+    )
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     schedule: Schedule = field(default_factory=Schedule)
     stream: StreamConfig = field(default_factory=StreamConfig)

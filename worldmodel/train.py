@@ -35,7 +35,9 @@ from worldmodel.identity import check_identity, frozen_weights, identity
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.objectives.base import Objective, Update
 from worldmodel.objectives.frechet_forcing import FrechetForcing
+from worldmodel.objectives.hero import Hero
 from worldmodel.objectives.own_rollouts import check_lengths
+from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.progress import Line, StopSignal, listed
 from worldmodel.run import Run
@@ -131,9 +133,10 @@ def _role(run: Run, accelerator: Accelerator, model: nn.Module, ema: float) -> R
 def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Objective:
     """The run's objective over the role `model`; adds the other roles that it trains."""
     model, shape = roles["model"].model, run.model
-    if isinstance(run.objective, FrechetForcing | SelfForcing):
+    if isinstance(run.objective, FrechetForcing | SelfForcing | Hero | Pushforward):
         assert isinstance(shape, DiTConfig)  # artifact.check
-        starts = [since for since, _ in run.objective.rollouts.lengths]
+        lengths = run.objective.rollouts.lengths if isinstance(run.objective, FrechetForcing | SelfForcing) else ()
+        starts = [since for since, _ in lengths]
         check_lengths(run.objective, shape.chunk, run.data.length, run.data.curriculum, starts, run.steps)
     match run.objective:
         case FrechetForcing() as forcing:
@@ -144,6 +147,8 @@ def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Ob
             teacher = forcing.frozen(shape).to(accelerator.device)
             roles["critic"] = _role(run, accelerator, copy.deepcopy(teacher).requires_grad_(True), 0)
             return forcing.build(model, roles["critic"].model, teacher, run.seed, run.stream)
+        case Hero() | Pushforward() as unrolled:
+            return unrolled.build(model, run.stream, run.seed)
         case other:
             plain: Any = other  # which fits the model: artifact.check
             return plain.build(model, shape, run.seed)

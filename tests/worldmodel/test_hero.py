@@ -7,14 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_one_step import CFG, fields, small_fno
-from tiny import close, small_clip, small_dit
+from test_one_step import fields, small_fno
+from tiny import close, same_training, small_clip, small_dit, tensors_in, tiny_run
 
 from worldmodel import noise
 from worldmodel.errors import UserError
-from worldmodel.memory import FullConfig
+from worldmodel.memory import FullConfig, WindowConfig
 from worldmodel.memory.last_frame import LastFrameConfig
 from worldmodel.models.one_step import Apply
+from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.hero import (
     PERTURBATION,
     REFERENCES,
@@ -27,10 +28,14 @@ from worldmodel.objectives.hero import (
     strongest,
 )
 from worldmodel.objectives.pushforward import Pushforward
-from worldmodel.objectives.unrolled import RolloutError, Unroll, frame_errors
-from worldmodel.sampler import Euler
+from worldmodel.objectives.unrolled import Deployment, RolloutError, Unroll, frame_errors
+from worldmodel.optim import Schedule
+from worldmodel.rollout import join, replay, rollout, start
+from worldmodel.sampler import Euler, Pipelined
+from worldmodel.train import train as train_run
 
-UNROLL = Unroll(sampler=Apply(), memory=LastFrameConfig())
+STREAM = Deployment(sampler=Apply(), memory=LastFrameConfig())
+UNROLL = Unroll(stream=STREAM)
 CLIP = fields(4, 4)
 
 
@@ -69,8 +74,8 @@ def run(objective, clips):
 
 def test_the_gradient_of_every_sample_is_the_ground_truths_reweighted():
     model = small_fno().double()
-    cfg = Hero(unroll=UNROLL, weight=1.7, margin=0.05, tau=0.3, perturbation=0.1)
-    objective = cfg.build(model, CFG, 3)
+    cfg = Hero(weight=1.7, margin=0.05, tau=0.3, perturbation=0.1)
+    objective = cfg.build(model, STREAM, 3)
     moved(model)  # away from the lagged copy
     error = frame_errors(UNROLL(model, exact(), 3), exact().x[:, 1:]).mean(1)
     chosen, reference = objective.reference(UNROLL(model, exact(), 3).detach(), exact())
@@ -85,7 +90,7 @@ def test_the_gradient_of_every_sample_is_the_ground_truths_reweighted():
 
 def test_the_gradient_of_an_update_is_the_weighted_mean():
     model = small_fno().double()
-    objective = Hero(unroll=UNROLL, perturbation=0.2, tau=0.2).build(model, CFG, 3)
+    objective = Hero(perturbation=0.2, tau=0.2).build(model, STREAM, 3)
     objective.count = 1  # no refresh
     moved(model)
     losses, found, metrics = run(objective, [exact().select(torch.arange(2)), exact().select(torch.arange(2, 4))])
@@ -112,15 +117,15 @@ def test_identity_and_bounds_of_the_closed_form(gap, weight, tau, margin):
     factor = float(reweighting(error, reference, weight, margin, tau))
     assert other is None and float(slope) == pytest.approx(factor, rel=1e-10, abs=1e-10)
     assert 1 <= factor <= 1 + weight
-    z = (float(error) - 60 + margin) / tau
+    z = (float(error.detach()) - 60 + margin) / tau
     softplus = max(z, 0) + math.log1p(math.exp(-abs(z)))
-    assert float(loss) == pytest.approx(float(error) + weight * tau * softplus, rel=1e-12)
+    assert float(loss.detach()) == pytest.approx(float(error.detach()) + weight * tau * softplus, rel=1e-12)
 
 
 def test_weight_0_is_absolute_supervision():
     one, two = small_fno(), small_fno()
-    hero = run(Hero(unroll=UNROLL, weight=0.0).build(one, CFG, 3), [CLIP])
-    plain = run(RolloutError(unroll=UNROLL).build(two, CFG, 3), [CLIP])
+    hero = run(Hero(weight=0.0).build(one, STREAM, 3), [CLIP])
+    plain = run(RolloutError().build(two, STREAM, 3), [CLIP])
     close(hero[0], plain[0], 1e-6)
     close(hero[1], plain[1], 1e-5)
 
@@ -155,7 +160,7 @@ def test_signals_by_their_definitions():
 
 def test_each_reference_is_what_its_name_says():
     model = small_fno()
-    objective = Hero(unroll=UNROLL, perturbation=0.5).build(model, CFG, 3)
+    objective = Hero(perturbation=0.5).build(model, STREAM, 3)
     before = UNROLL(model, CLIP, 3).detach()
     moved(model)
     current = UNROLL(model, CLIP, 3).detach()
@@ -170,7 +175,7 @@ def test_each_reference_is_what_its_name_says():
 
 def test_the_present_weights_own_trajectory_bounds_the_reference():
     model = small_fno()
-    objective = Hero(unroll=UNROLL).build(model, CFG, 3)
+    objective = Hero().build(model, STREAM, 3)
     moved(model)
     made = UNROLL(model, CLIP, 3).detach()
     _, reference = objective.reference(made, CLIP)
@@ -192,7 +197,7 @@ def train(objective, steps, first=0):
 
 
 def test_lagged_weights_are_refreshed_when_due():
-    objective = Hero(unroll=UNROLL, refresh=3).build(small_fno(), CFG, 3)
+    objective = Hero(refresh=3).build(small_fno(), STREAM, 3)
     weights = [small_fno().state_dict()["lift.weight"].clone()]
     for n in range(7):
         weights.append(train(objective, 1, n)["lift.weight"])
@@ -201,26 +206,24 @@ def test_lagged_weights_are_refreshed_when_due():
 
 
 def test_a_resumed_objective_goes_on_as_if_nothing_had_been():
-    cfg = Hero(unroll=UNROLL, refresh=3, weight=3.0)
-    whole = train(cfg.build(small_fno(), CFG, 3), 8)
-    objective = cfg.build(small_fno(), CFG, 3)
+    cfg = Hero(refresh=3, weight=3.0)
+    whole = train(cfg.build(small_fno(), STREAM, 3), 8)
+    objective = cfg.build(small_fno(), STREAM, 3)
     weights, state = train(objective, 5), objective.state_dict()
     train(objective, 3, 5)  # what follows does not change what was saved
     other = small_fno(seed=9)
     other.load_state_dict(weights)
-    resumed = cfg.build(other, CFG, 3)
+    resumed = cfg.build(other, STREAM, 3)
     resumed.load_state_dict(state)
     assert all(torch.equal(value, whole[name]) for name, value in train(resumed, 3, 5).items())
     with pytest.raises(UserError, match=r"'lift\.weight' is missing"):
-        resumed.load_state_dict({"count": 5, "lagged": {k: v for k, v in weights.items() if k != "lift.weight"}})
-    with pytest.raises(UserError, match="count"):
-        resumed.load_state_dict({"lagged": weights})
+        resumed.load_state_dict({name: value for name, value in state.items() if name != "lagged.lift.weight"})
 
 
 @pytest.mark.parametrize("bad", [{"tau": 0.0}, {"weight": -1.0}, {"refresh": 0}, {"margin": math.nan}, {"tie": -0.1}])
 def test_bad_configurations(bad):
     with pytest.raises(UserError, match=next(iter(bad))):
-        Hero(unroll=UNROLL, **bad)
+        Hero(**bad)
 
 
 # -- pushforward, rollout supervision, world models --------------------------------------------------------------------
@@ -228,11 +231,11 @@ def test_bad_configurations(bad):
 
 def test_pushforward_differentiates_its_last_step_alone():
     model = small_fno()
-    objective = Pushforward(unroll=UNROLL).build(model, CFG, 3)
+    objective = Pushforward().build(model, STREAM, 3)
     seen = set()
-    for first in range(8):
-        clip = replace(CLIP, index=CLIP.index + first)
-        count = objective.chunks(clip)
+    for n in range(8):
+        clip = replace(CLIP, index=CLIP.index + n)
+        count = objective.chunks(n, clip)
         seen.add(count)
         with torch.no_grad():
             x = clip.x[:, 0]
@@ -251,7 +254,7 @@ def test_rollout_error_differentiates_all_of_it():
     for n in range(1, 4):
         x = model(x)
         expected = expected + (x - CLIP.x[:, n]).square().mean() / 3
-    objective = RolloutError(unroll=UNROLL).build(model, CFG, 3)
+    objective = RolloutError().build(model, STREAM, 3)
     losses, found, _ = run(objective, [CLIP])
     close(losses[0], expected.detach(), 1e-6)
     close(found, gradients(model, expected), 1e-5)
@@ -262,17 +265,87 @@ def test_rollout_error_differentiates_all_of_it():
 def test_video_world_models_train_with_the_same_objectives(kind):
     model = small_dit()
     clip = small_clip(model)
-    unroll = Unroll(sampler=Euler(steps=2), memory=FullConfig(), context=2)
-    objective = kind(unroll=unroll).build(model, model.cfg, 3)
+    stream = StreamConfig(sampler=Euler(steps=2), memory=FullConfig())
+    objective = kind().build(model, stream, 3)
     losses, found, _ = run(objective, [clip])
     assert torch.isfinite(losses).all() and torch.isfinite(found).all() and found.abs().max() > 1e-4
+    objective = kind().build(model, stream, 3)
     assert torch.equal(run(objective, [clip])[1], found)  # all noise is keyed
     assert objective.validate(clip)["loss"] > 0
 
 
-@pytest.mark.parametrize(("context", "frames"), [(1, 8), (2, 7), (8, 8)])
-def test_clips_that_do_not_fit_are_told(context, frames):
-    model = small_dit()
-    unroll = Unroll(sampler=Euler(steps=1), memory=FullConfig(), context=context)
-    with pytest.raises(UserError, match=f"{frames} frames with {context} given"):
-        unroll(model, small_clip(model, frames=frames), 0)
+def test_a_rollout_in_training_is_the_streams():
+    """Sampler, memory, guidance and context time: what a user of the stream would see, seed by seed."""
+    model, clip = small_dit(), small_clip(small_dit(), frames=10)
+    stream = StreamConfig(sampler=Euler(steps=3, guidance=1.5), memory=WindowConfig(ring=4), context_time=0.1)
+    with torch.no_grad():
+        made = Unroll(stream=stream, prefix=2)(model, clip, 5)
+        state = start(model, stream.memory, noise.row_seed(5, clip.index), clip.frames(0, 4), 0.1)
+        expected = join(rollout(model, replay(clip.control.frames(4, 10), 2), stream.sampler, state, 0.1))
+    assert torch.equal(made, expected)
+    for other in (replace(stream, context_time=0.0), replace(stream, memory=WindowConfig(ring=2))):
+        with torch.no_grad():
+            assert not torch.equal(Unroll(stream=other, prefix=2)(model, clip, 5), made)
+
+
+def test_a_wrapped_model_gets_the_gradients_of_the_bare_one():
+    class Wrapper(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module, self.calls = module, 0
+
+        def forward(self, *args):
+            self.calls += 1
+            return self.module(*args)
+
+    stream = StreamConfig(sampler=Euler(steps=2), memory=WindowConfig(ring=4))
+    for cfg in (Hero(weight=2.0), Pushforward()):
+        bare, wrapped = small_dit(), Wrapper(small_dit())
+        one, two = (run(cfg.build(model, stream, 3), [small_clip(bare)]) for model in (bare, wrapped))
+        assert torch.equal(one[1], two[1]) and wrapped.calls > 4
+
+
+@pytest.mark.parametrize(("prefix", "frames"), [(1, 7), (1, 2), (4, 8)])
+def test_clips_that_do_not_fit_are_told(prefix, frames):
+    model, stream = small_dit(), StreamConfig(sampler=Euler(steps=1), memory=FullConfig())
+    with pytest.raises(UserError, match=f"{frames} frames, of which {2 * prefix} are given"):
+        Unroll(stream=stream, prefix=prefix)(model, small_clip(model, frames=frames), 0)
+
+
+def test_what_cannot_be_unrolled_is_told():
+    model, stream = small_dit(), StreamConfig(sampler=Pipelined(chunks=2, steps=2), memory=FullConfig())
+    for objective in (Hero().build(model, stream, 3), Pushforward().build(model, stream, 3)):
+        with pytest.raises(UserError, match=r"Pipelined.* looks ahead"):
+            run(objective, [small_clip(model)])
+    for kind in (Hero, Pushforward, RolloutError):
+        with pytest.raises(UserError, match="prefix must be in"):
+            kind(prefix=0)
+
+
+# -- in a run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", [Hero(refresh=2, weight=2.0), Pushforward()])
+def test_a_run_trains_a_world_model_with_it_and_resumes(objective, tmp_path):
+    """The first loss is that of the objective itself; what was stopped and went on is the same as what was not."""
+    changes = {
+        "objective": objective, "schedule": Schedule(shape="constant", warmup=0), "validate_every": 0, "validate": 1,
+        "micro": 2, "steps": 4,
+    }  # fmt: skip
+    metrics = train_run(tiny_run(tmp_path / "whole", **changes))
+    assert metrics["validation/loss"] > 0
+    parts = tiny_run(tmp_path / "parts", **changes | {"steps": 1})
+    found = train_run(parts)
+    torch.manual_seed(parts.seed)
+    built = objective.build(parts.model.build(), parts.stream, parts.seed)
+    losses, _, _ = run(built, next(parts.data.batches(0, 0, 1, 2)))
+    assert found["model/loss"] == pytest.approx(float(losses.sum()), rel=1e-5)
+    train_run(replace(parts, steps=4))
+    assert same_training(tmp_path / "parts", tmp_path / "whole")
+    if isinstance(objective, Hero):
+        assert any(name.startswith("objective.safetensors/lagged.") for name in tensors_in(tmp_path / "parts"))
+    other = replace(parts, steps=6, stream=replace(parts.stream, sampler=Euler(steps=2)))
+    with pytest.raises(UserError, match=r"stream\.sampler\.steps was 1"):
+        train_run(other)
+    with pytest.raises(UserError, match="needs clips of 8 latent frames"):
+        train_run(replace(parts, out=tmp_path / "long", objective=replace(objective, prefix=3)))

@@ -10,6 +10,11 @@ then), from the current weights, and from the current weights with a perturbed f
 whose gradient is (1 + weight * sigmoid((E - E_ref + margin) / tau)) dE/dtheta: the ground truth's gradient, reweighted
 per sample by a factor between 1 and 1 + weight. Samples that the history of the training could do better count more.
 
+The error is that of the frames which the model makes, so the loss is for models whose next chunk is determined by what
+they see: operators for equations, world models of nearly deterministic worlds, on pixels or on latents. A generator
+that samples among several futures is pulled towards their mean, as by any mean squared error of samples; for those
+there is Frechet forcing. The graph of the whole rollout is kept: short clips, samplers of few calls.
+
 Letters: B samples, R references, F frames made, C H W.
 """
 
@@ -21,18 +26,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from worldmodel import noise
 from worldmodel.chunk import Clip
 from worldmodel.errors import UserError
+from worldmodel.models.world import StreamConfig
 from worldmodel.weights import load_into
 
-from .base import Update
-from .unrolled import Unroll, frame_errors
+from .base import Objective, Update
+from .unrolled import Deployment, Unroll, check_prefix, frame_errors, runnable
 
 PERTURBATION = 7  # draw of a sample's keyed generator
 REFERENCES = ("lagged", "current", "perturbed")
 TINY = 1e-30
+LAGGED = "lagged."
 
 
 def relative_loss(
@@ -88,12 +96,13 @@ def strongest(errors: Tensor, tie_breakers: Tensor, tie: float) -> Tensor:
 class Hero:
     """Configuration.
 
-    weight: lambda. margin, tau: in units of each sample's reference error, so that they keep their meaning while errors
-    fall by orders of magnitude. refresh: updates between two refreshes of the lagged weights. perturbation: standard
-    deviation of the noise on the context frames of the third reference, in the frames' units. tie: see `strongest`.
+    prefix: real chunks that a rollout starts from; it goes on to the end of the clip. weight: lambda. margin, tau: in
+    units of each sample's reference error, so that they keep their meaning while errors fall by orders of magnitude.
+    refresh: updates between two refreshes of the lagged weights. perturbation: standard deviation of the noise on the
+    prefix of the third reference, in the frames' units. tie: see `strongest`.
     """
 
-    unroll: Unroll
+    prefix: int = 1
     weight: float = 1.0
     margin: float = 0.0
     tau: float = 0.1
@@ -102,35 +111,45 @@ class Hero:
     tie: float = 0.01
 
     def __post_init__(self) -> None:
+        check_prefix("HERO", self.prefix)
         for name in ("weight", "margin", "perturbation", "tie"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"HERO: {name} must be a finite number of at least 0, not {getattr(self, name)}")
         if not 0 < self.tau < float("inf") or self.refresh < 1:
             raise UserError(f"HERO: tau {self.tau} must be above 0 and refresh {self.refresh} at least 1")
 
-    def build(self, model: nn.Module, config: Any, seed: int) -> "HeroObjective":
-        """model: anything that the rollout engine runs, not wrapped. seed: of the run."""
-        return HeroObjective(self, model, seed)
+    def frames(self, chunk: int, step: int) -> int:
+        """The latent frames that a clip must have at a training step."""
+        return (self.prefix + 1) * chunk
+
+    def build(self, model: nn.Module, stream: StreamConfig | Deployment, seed: int) -> "HeroObjective":
+        """model: anything that the rollout engine runs, or a wrapped DiT. stream: how. seed: of the run."""
+        return HeroObjective(self, Unroll(stream=stream, prefix=self.prefix), model, seed)
 
 
-class HeroObjective:
+class HeroObjective(Objective):
     """One role, `model`, one update per step. Its history is a second copy of the weights."""
 
-    def __init__(self, cfg: Hero, model: nn.Module, seed: int) -> None:
-        self.cfg, self.seed, self.roles, self.count = cfg, seed, {"model": model}, 0
-        self.lagged = copy.deepcopy(model).requires_grad_(False)
+    def __init__(self, cfg: Hero, unroll: Unroll, model: nn.Module, seed: int) -> None:
+        if isinstance(model, FSDPModule):
+            raise UserError(
+                "HERO keeps a second copy of all weights on every process: train it without sharding (FSDP)"
+            )
+        self.cfg, self.unroll, self.seed, self.count = cfg, unroll, seed, 0
+        self.roles, self.model = {"model": model}, runnable(model)
+        self.lagged = copy.deepcopy(_inner(model)).requires_grad_(False)
 
     def updates(self, clips: list[Clip]) -> Iterator[Update]:
         if self.count % self.cfg.refresh == 0:
-            self.lagged.load_state_dict(self.roles["model"].state_dict())
+            self.lagged.load_state_dict(_inner(self.roles["model"]).state_dict())
         self.count += 1
         metrics: dict[str, Tensor] = {}
         yield Update("model", self._losses(clips, metrics), len(clips), metrics)
 
     def _losses(self, clips: list[Clip], metrics: dict[str, Tensor]) -> Iterator[Tensor]:
         for clip in clips:
-            made = self.cfg.unroll(self.roles["model"], clip, self.seed)
-            error = frame_errors(made, self.cfg.unroll.target(clip)).mean(1)
+            made = self.unroll(self.model, clip, self.seed)
+            error = frame_errors(made, self.unroll.target(self.model, clip)).mean(1)
             chosen, reference = self.reference(made.detach(), clip)
             found = {f"reference_{name}": (chosen == r).float().mean() for r, name in enumerate(REFERENCES)}
             found["error"] = error.detach().mean()
@@ -150,11 +169,11 @@ class HeroObjective:
 
         current: the trajectory [B, F, C, H, W] of the present weights, which need not be made twice.
         """
-        unroll, true = self.cfg.unroll, self.cfg.unroll.target(clip)
+        true = self.unroll.target(self.model, clip)
         made = [
-            unroll(self.lagged, clip, self.seed),
+            self.unroll(runnable(self.lagged), clip, self.seed),
             current,
-            unroll(self.roles["model"], self.perturbed(clip), self.seed),
+            self.unroll(self.model, self.perturbed(clip), self.seed),
         ]
         errors = torch.stack([frame_errors(m, true).mean(1) for m in made])
         breakers = [spectral_discrepancy, energy_drift, error_growth]
@@ -164,8 +183,8 @@ class HeroObjective:
         return chosen, errors.gather(0, chosen[None])[0]
 
     def perturbed(self, clip: Clip) -> Clip:
-        """The clip with noise on its context frames, keyed by (seed of the run, sample, frame)."""
-        context = self.cfg.unroll.context
+        """The clip with noise on the frames of its prefix, keyed by (seed of the run, sample, frame)."""
+        context = self.cfg.prefix * self.model.chunk
         frames = torch.arange(context, device=clip.x.device).expand(clip.batch, -1)
         seed = noise.row_seed(self.seed, clip.index)
         eps = noise.normal(seed, frames, PERTURBATION, tuple(clip.x.shape[2:])).to(clip.x.dtype)
@@ -175,15 +194,20 @@ class HeroObjective:
     def validate(self, clip: Clip) -> dict[str, Tensor]:
         """`loss`: mean squared error of the whole rollout, comparable with the other rollout objectives."""
         with torch.no_grad():
-            made = self.cfg.unroll(self.roles["model"], clip, self.seed)
-            return {"loss": frame_errors(made, self.cfg.unroll.target(clip)).mean()}
+            made = self.unroll(self.model, clip, self.seed)
+            return {"loss": frame_errors(made, self.unroll.target(self.model, clip)).mean()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of updates and the lagged weights, under their names in the model."""
-        return {"count": self.count, "lagged": {k: v.clone() for k, v in self.lagged.state_dict().items()}}
+        """The number of updates, and the lagged weights as `lagged.NAME`."""
+        lagged = {f"{LAGGED}{name}": value.clone() for name, value in self.lagged.state_dict().items()}
+        return {"count": self.count, **lagged}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.keys() != {"count", "lagged"}:
-            raise UserError(f"HERO resumes from 'count' and 'lagged', the checkpoint holds {sorted(state)}")
-        load_into(self.lagged, state["lagged"], "the lagged weights of the checkpoint")
+        lagged = {name.removeprefix(LAGGED): value for name, value in state.items() if name.startswith(LAGGED)}
+        load_into(self.lagged, lagged, "the lagged weights of the checkpoint")
         self.count = int(state["count"])
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The model behind its wrapper (DDP)."""
+    return getattr(model, "module", model)
