@@ -42,6 +42,7 @@ COMMANDS = {
     "estimate": Command(HERE, "estimate", (), "parameters, memory and time of a run before it starts"),
     "rollout": Command(HERE, "rollout", ("checkpoint",), "long generation to a video"),
     "evaluate drift": Command(EVALUATE, "drift", ("checkpoint",), "how pictures change as a rollout gets long"),
+    "evaluate compare": Command(EVALUATE, "compare", ("arms",), "drift of several ways to train, over seeds"),
     "evaluate actions": Command(EVALUATE, "actions", ("checkpoint",), "does the video follow its actions?"),
     "evaluate latency": Command(EVALUATE, "latency", ("checkpoint",), "frames per second, early and late"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
@@ -49,6 +50,7 @@ COMMANDS = {
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
 SHIPPED = Path(__file__).resolve().parent.parent / "demos" / "models" / "doom"
+SHIPPED_BASE = SHIPPED.with_name("doom_base")  # the same model before its training on its own rollouts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -277,10 +279,15 @@ def demo(port: int = 8000, host: str = "127.0.0.1", token: str | None = None, op
     """Drive the shipped world in the browser.
 
     Example: worldmodel demo
+
+    The page can switch to the model that it was made from, under the same keys.
     """
     if not SHIPPED.is_dir():
         raise UserError(f"{SHIPPED}: the shipped model is not here; it is part of the repository, not of the wheel")
-    return serve(SHIPPED, port=port, host=host, token=token, open_browser=open_browser, real="doom")
+    name, also = ("forced", (f"base={SHIPPED_BASE}",)) if SHIPPED_BASE.is_dir() else (None, ())
+    return serve(
+        SHIPPED, port=port, host=host, token=token, open_browser=open_browser, real="doom", name=name, also=also
+    )
 
 
 def serve(
@@ -294,20 +301,28 @@ def serve(
     open_browser: bool = False,
     device: str = "cpu",
     threads: int = 1,
+    name: str | None = None,
+    also: tuple[str, ...] = (),
 ) -> int:
     """Stream a world model live to browsers and programs.
 
-    Example: worldmodel serve runs/maze --real maze
+    Example: worldmodel serve runs/maze_forced --also base=runs/maze --real maze
 
+    --also NAME=FOLDER adds further models, between which the page switches under the same keys; --name is that of the
+    first. A model that is given no name has that of its folder. All must have one tokenizer, chunk and action range.
     --real runs the simulator of that name beside the dream, under the same keys. --data gives recordings (a dataset or
     a folder of videos) whose frames a stream may start from. Any --host that is not loopback needs a --token.
     """
     from worldmodel.datasets.stage import frames_of, simulator
     from worldmodel.serve import serve as stream
 
+    name = _name_of(checkpoint) if name is None else name
+    others = _named(name, also)
     world = _world(checkpoint, device, threads)
     return stream(
         world,
+        name=name,
+        also={other: _world(folder, device, threads) for other, folder in others.items()},
         host=host,
         port=port,
         token=token,
@@ -316,6 +331,25 @@ def serve(
         recordings=None if data is None else frames_of(data, world),
         open_browser=open_browser,
     )
+
+
+def _named(first: str, also: tuple[str, ...]) -> dict[str, Path]:
+    """Names and folders of `serve --also`; what stands before a "=" is a name unless it is part of a path."""
+    named: dict[str, Path] = {}
+    for each in also:
+        name, sign, folder = each.partition("=")
+        if not sign or "/" in name:
+            name, folder = _name_of(Path(each)), each
+        if name == first or name in named:
+            raise UserError(f"--also {each}: another model has the name '{name}', give NAME=FOLDER with a new one")
+        named[name] = Path(folder)
+    return named
+
+
+def _name_of(folder: Path) -> str:
+    """What people call a model: the name of its folder, or of the run that made it."""
+    folder = folder.resolve()
+    return (folder.parent if folder.name == "model" else folder).name[:40].strip() or "world"
 
 
 def _world(folder: Path, device: str, threads: int) -> Any:

@@ -58,10 +58,10 @@ _GENERIC = (  # pairs of keys for names that nobody knows, and the gamepad axes 
     (("KeyW", _UP), ("KeyS", _DOWN), "left y", -1),
     (("KeyE",), ("KeyQ",), "right x", 1),
     (("KeyX",), ("KeyZ",), "right y", -1),
-    (("KeyT",), ("KeyG",), None, 1),
     (("KeyY",), ("KeyH",), None, 1),
     (("KeyU",), ("KeyJ",), None, 1),
     (("KeyI",), ("KeyK",), None, 1),
+    (("KeyP",), ("KeyM",), None, 1),
 )
 
 

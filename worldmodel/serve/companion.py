@@ -61,6 +61,11 @@ class Companion:
             self._beside.shown = on
         return new
 
+    def hide(self) -> None:
+        """Stop showing it, if it is shown."""
+        if self._beside is not None:
+            self._beside.shown = False
+
     def begin(self, seed: int | None, give: Callable[[Footage], object]) -> None:
         """`give` gets, in the engine's thread, the footage that a dream begins from; with a seed, of a new episode.
 

@@ -31,6 +31,8 @@ from .protocol import (
     Restart,
     Save,
     Settings,
+    Switch,
+    Takeover,
     close_reason,
     in_words,
     one_line,
@@ -168,6 +170,10 @@ class Connection:
                 await self._studio.restart(session, message)
             case Reset(seed=seed):
                 session.reset(seed)
+            case Switch(world=world):
+                session.switch(world)
+            case Takeover():
+                session.take_over()
             case Settings():
                 session.settings(message)
             case Bookmark():

@@ -115,8 +115,8 @@ def read_upload(message: bytes) -> tuple[int, bytes]:
 class Hello:
     """The first message, once. window: pictures sent ahead of the last acknowledged one; 0: TCP alone limits.
 
-    With a resume token the session goes on where it was, under the settings of this hello; `start` and `seed` only
-    count if the server does not have it any more.
+    With a resume token the session goes on where it was, under the settings of this hello; `start`, `seed` and `world`
+    only count if the server does not have it any more.
     """
 
     version: int
@@ -130,6 +130,7 @@ class Hello:
     seed: int = 0
     paused: bool = False
     resume: str | None = None  # the token of the last welcome
+    world: str | None = None  # name of one of the server's worlds; None: the first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +171,18 @@ class Reset:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Switch:
+    """Begin anew in a world, this one or another: the same beginning, the same seed, and the same keys as so far."""
+
+    world: str  # its name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Takeover:
+    """Drive from the next chunk on, although recorded keys are left: they are forgotten."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """Changes what it names, from the next chunk on."""
 
@@ -204,7 +217,9 @@ class Real:
     on: bool
 
 
-ClientMessage = Hello | Input | Ack | Pause | Restart | Reset | Settings | Bookmark | Record | Save | Real
+ClientMessage = (
+    Hello | Input | Ack | Pause | Restart | Reset | Switch | Takeover | Settings | Bookmark | Record | Save | Real
+)
 _KINDS = {kind.__name__.lower(): kind.__name__ for kind in get_args(ClientMessage)}
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -258,8 +273,19 @@ def _check_action(action: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WorldFacts:
+    """One of the server's worlds: what differs between them. They share pictures, actions and beginnings."""
+
+    name: str
+    title: str
+    parameters: int
+    sampler: str
+    steps: int  # as in Welcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Welcome:
-    """The answer to hello: what this world is and how it is driven."""
+    """The answer to hello: what this world is and how it is driven. Of several worlds it describes the first."""
 
     version: int
     title: str
@@ -276,6 +302,7 @@ class Welcome:
     parameters: int
     controls: list[Any]  # see bindings.Binding
     limits: dict[str, float]
+    worlds: list[WorldFacts] = field(default_factory=list)  # all of them, the first included
     resume: str = ""  # token that the next connection of this session presents, once
     resumed: bool = False  # an older session goes on
     seq: int = 0  # of its newest input
@@ -290,6 +317,8 @@ class Started:
     index: int
     seed: int
     context: int  # pictures that it was given
+    world: str  # name of the one that makes it
+    scripted: int  # its pictures up to this index are made under recorded keys; 0: none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

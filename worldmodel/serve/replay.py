@@ -25,6 +25,7 @@ from worldmodel.serial import to_json
 
 from .dream import Opening, Pictures, advance, begin
 from .protocol import MAX_SEED, in_words, one_line
+from .worlds import Worlds
 
 FORMAT = 1
 MAX_ACTION = 1.5  # normalised; ActionSpec clips there
@@ -97,7 +98,7 @@ def read_replay(world: WorldModel, data: bytes) -> Replay:
         raise UserError(f"replay: format {one_line(repr(form))} is none, it is a number from 1")
     if form > FORMAT:
         raise UserError(f"replay: format {one_line(str(form))} is newer than {FORMAT}, which this version reads")
-    if facts.get("weights") != _weights(world) or facts.get("stream") != to_json(world.stream):
+    if not _made_by(world, facts):
         raise UserError("replay: it was made with another model or other stream settings, it would show something else")
     if type(seed) is not int or not 0 <= seed <= MAX_SEED:
         raise UserError(f"replay: seed {one_line(repr(seed))} is none, it is a whole number from 0 to {MAX_SEED}")
@@ -110,6 +111,16 @@ def read_replay(world: WorldModel, data: bytes) -> Replay:
     control = ActionControl(tensors["action"], tensors["has_action"])
     context = Clip(tensors["x"], control, torch.zeros(1, dtype=torch.int64)).to(world.device)
     return Replay(Opening(context, seed), deeds)
+
+
+def maker(worlds: Worlds, data: bytes) -> str:
+    """Name of the world that made a replay; if none did, of the first, which will not read it. Raises UserError."""
+    facts, _ = _parts(data)
+    return next((name for name, world in worlds.named.items() if _made_by(world, facts)), worlds.first_name)
+
+
+def _made_by(world: WorldModel, facts: dict[str, Any]) -> bool:
+    return facts.get("weights") == _weights(world) and facts.get("stream") == to_json(world.stream)
 
 
 _Layout = dict[str, tuple[str, tuple[int, ...]]]

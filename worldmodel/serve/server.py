@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,29 +50,34 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     max_sessions: int = 4,
+    name: str = "world",
+    also: Mapping[str, WorldModel] | None = None,
     real: RealWorldFactory | None = None,
     recordings: Recordings | None = None,
     open_browser: bool = False,
 ) -> int:
     """Stream a world to browsers and programs until Ctrl-C. Returns the exit code.
 
-    host: an address that is not loopback needs a token. port: 0 takes a free one. real: opens a simulator of this world
-    to run beside the dream. recordings: real video whose frames a stream may start from. Raises UserError for an unsafe
-    or impossible address, a busy port, a limit below one session, and a world that cannot run. SIGTERM ends it like
-    Ctrl-C, with exit code 0; the code is 1 if the engine dies.
+    host: an address that is not loopback needs a token. port: 0 takes a free one. name: of the world. also: others by
+    their names, between which whoever drives can switch; they share its tokenizer, frame rate, chunk and actions, and
+    get its beginnings. real: opens a simulator of this world to run beside the dream. recordings: real video whose
+    frames a stream may start from. Raises UserError for an unsafe or impossible address, a busy port, a limit below one
+    session, worlds that do not go together, and one that cannot run. SIGTERM ends it like Ctrl-C, with exit code 0; the
+    code is 1 if the engine dies.
     """
     if max_sessions < 1:
         raise UserError(f"max-sessions: {max_sessions} lets nobody in, it must be at least 1")
     check_binding(host, token)
-    listener = listen(host, port)
-    studio = Studio(world, Limits(sessions=max_sessions), real=real, recordings=recordings)
     ends = contextlib.suppress(KeyboardInterrupt)
-    with contextlib.closing(listener), _termination_interrupts(), ends, _opened(studio, token) as server:
-        address = address_of(listener, token)
-        print(f"drive the world at {address} (Ctrl-C ends)", flush=True)
-        if open_browser:
-            threading.Timer(1.0, webbrowser.open, (address,)).start()
-        server.run(sockets=[listener])
+    with contextlib.closing(listen(host, port)) as listener:
+        limits = Limits(sessions=max_sessions)
+        studio = Studio(world, limits, name=name, also=also, real=real, recordings=recordings)
+        with _termination_interrupts(), ends, _opened(studio, token) as server:
+            address = address_of(listener, token)
+            print(f"drive the world at {address} (Ctrl-C ends)", flush=True)
+            if open_browser:
+                threading.Timer(1.0, webbrowser.open, (address,)).start()
+            server.run(sockets=[listener])
     if studio.engine.failure is not None:
         print(f"the engine has stopped: {in_words(studio.engine.failure)}", file=sys.stderr)
         return 1

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 
 from worldmodel.errors import UserError
-from worldmodel.models.world import WorldModel
 
 from .companion import Companion
 from .downloads import Downloads
@@ -40,6 +39,7 @@ from .protocol import (
 from .replay import Deed, sampler_of
 from .sources import Footage, RealWorldFactory
 from .stream import Stream
+from .worlds import Worlds
 
 
 class Session:
@@ -47,7 +47,7 @@ class Session:
 
     def __init__(
         self,
-        world: WorldModel,
+        worlds: Worlds,
         hello: Hello,
         opening: Opening,
         *,
@@ -56,7 +56,8 @@ class Session:
         wake: Callable[[], None],
         real: RealWorldFactory | None = None,
     ) -> None:
-        self.world, self.limits = world, limits
+        self._worlds, self.limits = worlds, limits
+        self.world = world = worlds.first  # for what all have in common
         self.choices = Choices.of(hello, world.fps)
         self.outbox = Outbox(limits.queue * world.pixel_frames, hello.window, wake)
         self.meter = Meter()
@@ -65,7 +66,7 @@ class Session:
         self._keepsakes = Keepsakes(downloads, world.fps, limits.video, self.say)
         self._inputs = InputTimeline(world.actions, world.dit.chunk, world.pixel_frames / world.fps)
         self._requests: deque[Callable[[], object]] = deque()
-        self._stream = Stream(world, limits.replay)
+        self._stream = Stream(worlds, hello.world or worlds.first_name, limits.replay)
         self._companion = Companion(world, real, self._tell, lambda line: self.say(Error(message=line)))
         self._due = 0.0
         self._paused, self._done, self._detached = hello.paused, False, False
@@ -109,8 +110,8 @@ class Session:
             pause = [Paused(on=True)] if hello.paused else []
             greeting = [write_message(message) for message in (welcome, *where, *pause)]
             if self.outbox.reopen(number, hello.window, greeting):
-                self.choices, self._paused = Choices.of(hello, self.world.fps), hello.paused
-                self._due = time.perf_counter()
+                self._paused, self._due = hello.paused, time.perf_counter()
+                self._choose(Choices.of(hello, self.world.fps))
 
         self._inputs.release()
         self._detached = False
@@ -120,17 +121,34 @@ class Session:
         self._ask(lambda: self._pause(on))
 
     def settings(self, change: Settings) -> None:
-        """Use other settings from the next chunk on. Raises UserError."""
-        sampler_of(self.world, change.steps or 0)
+        """Use other settings from the next chunk on."""
 
         def use() -> None:
-            self.choices, self._due = self.choices.changed(change), time.perf_counter()
+            self._due = time.perf_counter()
+            self._choose(self.choices.changed(change))
 
         self._ask(use)
 
-    def restart(self, make: Callable[[], Opening], source: str, index: int, deeds: tuple[Deed, ...] = ()) -> None:
-        """Begin anew from what `make` returns (called in the engine's thread), and play the deeds of a replay."""
-        self._ask(lambda: self._open(make(), source, index, deeds))
+    def restart(
+        self,
+        make: Callable[[], Opening],
+        source: str,
+        index: int,
+        deeds: tuple[Deed, ...] = (),
+        world: str | None = None,
+    ) -> None:
+        """Begin anew from what `make` returns (called in the engine's thread), and play the deeds of a replay in the
+        world of a name; None: in the present one."""
+        self._ask(lambda: self._open(make(), source, index, deeds, world))
+
+    def switch(self, world: str) -> None:
+        """Begin anew in a world, from the same beginning and under the same keys. Raises UserError if it has none."""
+        self._worlds.find(world)
+        self._ask(lambda: self._repeat(world))
+
+    def take_over(self) -> None:
+        """Let the client drive, although recorded keys are left."""
+        self._ask(self._stream.take_over)
 
     def reset(self, seed: int | None) -> None:
         """Begin anew from the same beginning."""
@@ -188,7 +206,7 @@ class Session:
         return Stats(
             stream=self.projector.stream, fps=round(self.meter.rate(now), 2), chunk=self.meter.latency(),
             stages=self.meter.stages(), queue=self.outbox.waiting, queue_limit=self.outbox.limit,
-            drops=self.outbox.drops, memory=remembered(self.world, dream) if dream else 0,
+            drops=self.outbox.drops, memory=remembered(self._stream.world, dream) if dream else 0,
             memory_bytes=dream.state.memory.nbytes if dream else 0, held=dream.held if dream else 0,
             frames=self.projector.index, steps=self.choices.steps, paused=self._paused,
             recording=self._keepsakes.recording, clients=clients,
@@ -265,9 +283,22 @@ class Session:
         """When to start the next chunk: at the pace; what was missed by more than a chunk is not caught up with."""
         return now if self.choices.pace == 0 else max(self._due + pictures / self.choices.pace, now)
 
-    def _open(self, opening: Opening, source: str, index: int, deeds: tuple[Deed, ...] = ()) -> Stamp:
-        self._stream.open(opening, source, index, deeds)
+    def _choose(self, choices: Choices) -> None:
+        """Use these settings. Raises UserError, and changes nothing, if the present world has no such sampler."""
+        sampler_of(self._stream.world, choices.steps)
+        self.choices = choices
+
+    def _open(
+        self, opening: Opening, source: str, index: int, deeds: tuple[Deed, ...] = (), world: str | None = None
+    ) -> Stamp:
+        self._stream.open(opening, source, index, deeds, world)
         return self._show_beginning(0)
+
+    def _repeat(self, world: str) -> None:
+        """The same keys again. A simulator is not shown any more: it cannot go back to this beginning."""
+        self._stream.repeat(world, self.choices.steps)
+        self._companion.hide()
+        self._show_beginning(0)
 
     def _show_beginning(self, index: int) -> Stamp:
         """Show the stream from its present moment on, as a new one; returns the stamp of its first picture."""

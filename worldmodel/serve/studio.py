@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,27 +22,51 @@ from .engine import Engine
 from .limits import Limits
 from .pictures import encode, read_picture
 from .places import Line, Places
-from .protocol import MAX_TEXT, MAX_UPLOAD, UPLOAD_PICTURE, VERSION, Hello, Notice, Restart, Welcome, in_words
-from .replay import read_replay, sampler_of
+from .protocol import (
+    MAX_TEXT,
+    MAX_UPLOAD,
+    UPLOAD_PICTURE,
+    VERSION,
+    Hello,
+    Notice,
+    Restart,
+    Welcome,
+    WorldFacts,
+    in_words,
+)
+from .replay import maker, read_replay, sampler_of
 from .session import Session
 from .sources import Footage, RealWorldFactory, Recordings
+from .worlds import Worlds
 
 LAST_WORDS = 3.0  # seconds that clients have to read why the engine died
 
 
 class Studio:
-    """Opens and closes sessions, and finds them their beginnings."""
+    """Opens and closes sessions, and finds them their beginnings.
+
+    world: the first one, for everything that the worlds have in common.
+    """
 
     def __init__(
         self,
         world: WorldModel,
         limits: Limits,
         *,
+        name: str = "world",
+        also: Mapping[str, WorldModel] | None = None,
         real: RealWorldFactory | None = None,
         recordings: Recordings | None = None,
         threads: int = 1,
     ) -> None:
-        self.world, self.limits = world, limits
+        """name: of the world. also: others of the same format by their names, to be driven by the same keys.
+
+        Raises UserError if they differ in their format, or two have one name.
+        """
+        if name in (also or {}):
+            raise UserError(f"two worlds have the name '{name}'")
+        self.worlds = Worlds.of({name: world} | dict(also or {}))
+        self.world, self.limits = self.worlds.first, limits
         self.real = real if world.actions is not None else None
         self.recordings = recordings
         self.downloads = Downloads()
@@ -81,14 +105,14 @@ class Studio:
         Raises Full, BadToken, or UserError if it asks for what this world does not have.
         """
         opening = from_start(self.world, hello.start, hello.seed)
-        sampler_of(self.world, hello.steps or 0)
+        sampler_of(self.world if hello.world is None else self.worlds.find(hello.world), hello.steps or 0)
         if hello.resume is not None and (claimed := await self.places.claim(hello.resume, line)) is not None:
             session, token = claimed
             session.resume(hello, replace(self.welcome(), resume=token, resumed=True, seq=session.seq))
             return session
         self.places.make_room()
         session = Session(
-            self.world, hello, opening, limits=self.limits, downloads=self.downloads, wake=self.engine.wake,
+            self.worlds, hello, opening, limits=self.limits, downloads=self.downloads, wake=self.engine.wake,
             real=self.real,
         )  # fmt: skip
         session.say(replace(self.welcome(), resume=self.places.take(session, line)))
@@ -105,19 +129,20 @@ class Studio:
 
     @property
     def card(self) -> dict[str, Any]:
-        """The model card; empty if what the model says about itself is no card."""
-        return self.world.card if isinstance(self.world.card, dict) else {}
+        """The model card of the first world; empty if what it says about itself is no card."""
+        return _card(self.world)
 
     def welcome(self) -> Welcome:
         """What this world is."""
         world, (height, width) = self.world, picture_size(self.world)
+        worlds = [_facts(name, each) for name, each in self.worlds.named.items()]
         return Welcome(
-            version=VERSION, title=str(self.card.get("title", "a learned world")), width=width, height=height,
+            version=VERSION, title=worlds[0].title, width=width, height=height,
             fps=world.fps, chunk=world.pixel_frames, context=context_frames(world) * world.tokenizer.temporal,
             starts=0 if world.starts is None else world.starts.batch,
             frames=self.recordings.frames if self.recordings else 0, real=self.real is not None,
-            sampler=type(world.stream.sampler).__name__, steps=getattr(world.stream.sampler, "steps", 0),
-            parameters=sum(p.numel() for p in world.dit.parameters()), controls=list(bind(world.actions)),
+            sampler=worlds[0].sampler, steps=worlds[0].steps, parameters=worlds[0].parameters, worlds=worlds,
+            controls=list(bind(world.actions)),
             limits={
                 "sessions": self.limits.sessions, "idle": self.limits.idle, "resume": self.limits.resume,
                 "text": MAX_TEXT, "upload": MAX_UPLOAD,
@@ -146,8 +171,9 @@ class Studio:
             picture = await asyncio.to_thread(read_picture, data, height, width)
             session.restart(lambda: from_picture(self.world, picture, session.seed), "picture", 0)
         else:
-            replay = await asyncio.to_thread(read_replay, self.world, data)
-            session.restart(lambda: replay.opening, "replay", 0, replay.deeds)
+            name = await asyncio.to_thread(maker, self.worlds, data)
+            replay = await asyncio.to_thread(read_replay, self.worlds.named[name], data)
+            session.restart(lambda: replay.opening, "replay", 0, replay.deeds, name)
 
     def start_picture(self, index: int) -> bytes:
         """The last picture of one of the beginnings, as JPEG. Raises UserError."""
@@ -182,13 +208,26 @@ class Studio:
         return self.recordings
 
     def _warm_up(self) -> None:
-        """The first chunks of a process are slow, nobody should see them; and they show whether the world runs."""
-        _check(self.world)
-        dream = begin(self.world, from_start(self.world, 0, 0))
-        spec = self.world.actions
-        still = np.zeros((self.world.dit.chunk, spec.dim if spec else 0), np.float32)
-        while dream.chunks < 2 or dream.failing:  # it raises NotFinite if it goes on failing
-            _, dream = advance(self.world, self.world.stream.sampler, chunk_action(self.world, still), dream)
+        """The first chunks of a process are slow, nobody should see them; and they show whether the worlds run."""
+        for world in self.worlds.named.values():
+            _check(world)
+            dream = begin(world, from_start(world, 0, 0))
+            spec = world.actions
+            still = np.zeros((world.dit.chunk, spec.dim if spec else 0), np.float32)
+            while dream.chunks < 2 or dream.failing:  # it raises NotFinite if it goes on failing
+                _, dream = advance(world, world.stream.sampler, chunk_action(world, still), dream)
+
+
+def _card(world: WorldModel) -> dict[str, Any]:
+    return world.card if isinstance(world.card, dict) else {}
+
+
+def _facts(name: str, world: WorldModel) -> WorldFacts:
+    return WorldFacts(
+        name=name, title=str(_card(world).get("title", "a learned world")),
+        parameters=sum(p.numel() for p in world.dit.parameters()), sampler=type(world.stream.sampler).__name__,
+        steps=getattr(world.stream.sampler, "steps", 0),
+    )  # fmt: skip
 
 
 def _check(world: WorldModel) -> None:

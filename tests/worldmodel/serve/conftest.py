@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,9 +39,9 @@ def starts(count: int, channels: int, size: tuple[int, int], frames: int = 8) ->
     return Clip(x, ActionControl(action, has_action), torch.arange(count))
 
 
-def noise() -> WorldModel:
+def noise(seed: int = 1) -> WorldModel:
     cfg = DiTConfig(channels=4, size=(4, 4), dim=32, depth=2, heads=2, hidden=64, actions=3)
-    dit = randomised(cfg.build(), 1)
+    dit = randomised(cfg.build(), seed)
     tokenizer = randomised(AutoencoderConfig(channels=4, widths=(8, 16), blocks=(1, 1)).build(), 2)
     stream = StreamConfig(memory=WindowConfig(sink=1, ring=11), sampler=Euler(steps=2))
     return WorldModel(dit, tokenizer, SPEC, 24.0, stream, starts(3, 4, (4, 4)), {"title": "noise"})
@@ -106,21 +107,27 @@ def painted() -> WorldModel:
     return WorldModel(dit, Plain(), SPEC, 24.0, stream, beginnings, {"title": "paint"})
 
 
+@pytest.fixture
+def base() -> WorldModel:
+    """Another model of the same format, without beginnings of its own."""
+    return replace(noise(7), starts=None)
+
+
 Serve = Callable[..., AbstractContextManager[tuple[str, Studio]]]
 
 
 @pytest.fixture
 def serving() -> Serve:
-    """serving(world, limits, token, real=, recordings=, port=) runs a server; gives its address and its studio."""
+    """serving(world, limits, token, real=, ..., **also) runs a server; gives its address and its studio."""
 
     return serve_for_a_test
 
 
 @contextmanager
 def serve_for_a_test(
-    world, limits=None, token=None, *, real=None, recordings=None, port=0
+    world, limits=None, token=None, *, real=None, recordings=None, port=0, **also
 ) -> Iterator[tuple[str, Studio]]:
-    studio = Studio(world, limits or Limits(), real=real, recordings=recordings)
+    studio = Studio(world, limits or Limits(), also=also, real=real, recordings=recordings)
     with background(studio, token=token, port=port) as address:
         yield address, studio
 

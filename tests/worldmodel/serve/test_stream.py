@@ -29,7 +29,8 @@ def test_pictures_come_numbered_timed_and_in_order(world, serving) -> None:
         assert [binding["name"] for binding in welcome["controls"]] == ["turn", "forward", "strafe"]
         started = client.message("started")
         assert started == {
-            "type": "started", "stream": 1, "source": "start", "index": 2, "seed": 9, "context": 8
+            "type": "started", "stream": 1, "source": "start", "index": 2, "seed": 9, "context": 8,
+            "world": "world", "scripted": 0,
         }  # fmt: skip
         headers = [frame.header for frame in islice(client.frames(), 41)]
     assert headers[0].flags == CONTEXT

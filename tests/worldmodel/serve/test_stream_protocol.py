@@ -23,11 +23,14 @@ HEADERS = st.builds(
 )
 MESSAGES = [
     p.Hello(version=2, codec="webp", quality=1, policy="block", window=9, pace=12.5, steps=3, start=2, seed=5),
+    p.Hello(version=2, world="base"),
     p.Input(seq=7, action={"turn": -3.5, "forward": 1}),
     p.Ack(pts=2**53 - 1),
     p.Pause(on=True),
     p.Restart(source="frame", index=12, seed=4),
     p.Reset(seed=None),
+    p.Switch(world="base"),
+    p.Takeover(),
     p.Settings(codec="raw", quality=100, policy="latest", pace=0.0, steps=0),
     p.Bookmark(),
     p.Record(on=False),
