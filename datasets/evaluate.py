@@ -1,4 +1,4 @@
-"""The commands that measure a model on recordings: `worldmodel evaluate drift | actions | latency`."""
+"""The commands that measure a model on recordings: `worldmodel evaluate drift | compare | actions | latency`."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -11,6 +11,9 @@ import torch
 
 from worldmodel.datasets.held_out import held_out
 from worldmodel.evaluate.actions import evaluate_actions
+from worldmodel.evaluate.compare import evaluate_compare
+from worldmodel.evaluate.compare_arms import parse_arms
+from worldmodel.evaluate.compare_measure import CompareSettings
 from worldmodel.evaluate.drift import evaluate_drift
 from worldmodel.evaluate.latency import evaluate_latency
 from worldmodel.evaluate.probe import WINDOW
@@ -55,6 +58,62 @@ def drift(
         context=context, encoders=encoders, seeds=seeds,
     )  # fmt: skip
     return _finish(replace(found, command=command), "drift", out, json)
+
+
+def compare(
+    arms: tuple[str, ...],
+    data: Path,
+    out: Path | None = None,
+    json: Path | None = None,
+    keep: Path | None = None,
+    camera: str | None = None,
+    frames: int = 384,
+    window: int = 32,
+    windows: int = 8,
+    rollouts: int = 12,
+    clips: int = 64,
+    horizon: int = 16,
+    context: int = 4,
+    clip_frames: int | None = None,
+    encoders: tuple[str, ...] = ("lite0", "autoencoder"),
+    seeds: tuple[int, ...] = (0,),
+    device: str = "cpu",
+    threads: int = 1,
+) -> int:
+    """Drift of several ways to train, several training seeds each, in one report.
+
+    Example: worldmodel evaluate compare base=runs/a0,runs/a1 forced=runs/f0,runs/f1 --data runs/data/maze_test
+
+    Each arm is NAME=FOLDER,FOLDER,...: the first arm is the baseline, and folder i of every arm belongs to the same
+    training seed. All models get the same --rollouts beginnings of --data, the same recorded actions and noise, and are
+    rolled out for --frames frames; --windows windows of --window frames are judged in the first of --encoders. --clips
+    short beginnings are continued for --horizon frames. --clip-frames: what the models were trained on, for the plot.
+    --keep FOLDER keeps what was measured of each model, so that another arm later costs its own measurement only.
+    """
+    command = _command(compare, locals())
+    check_range(1, rollouts=rollouts, windows=windows, clips=clips, horizon=horizon, context=context)
+    check_range(1, clip_frames=clip_frames)
+    check_range(3, frames=frames)
+    check_range(3, frames, window=window)
+    check_seeds(seeds=seeds)
+    chosen = parse_arms(arms)
+
+    def open_world(folder: str) -> WorldModel:
+        return _load(Path(folder), device, threads)
+
+    found = evaluate_compare(
+        chosen,
+        held_out(data, open_world(chosen[0].folders[0]), camera),
+        settings=CompareSettings(
+            frames=frames, window=window, windows=windows, rollouts=rollouts, clips=clips, horizon=horizon,
+            context=context, seeds=seeds,
+        ),
+        encoders=encoders,
+        clip_frames=clip_frames,
+        kept=keep,
+        open_world=open_world,
+    )  # fmt: skip
+    return _finish(replace(found, command=command), "compare", out, json)
 
 
 def actions(
@@ -125,9 +184,11 @@ def _load(folder: Path, device: str, threads: int) -> WorldModel:
 
 
 def _command(function: Callable[..., int], given: Mapping[str, Any]) -> str:
-    """What to type for the same report: the arguments of a command that are not its defaults."""
-    words = ["worldmodel", "evaluate", function.__name__, str(given["checkpoint"])]
-    for name, parameter in list(signature(function).parameters.items())[1:]:
+    """What to type for the same report: the first argument, and the others that are not their defaults."""
+    (first, _), *others = signature(function).parameters.items()
+    places = given[first] if isinstance(given[first], tuple) else (given[first],)
+    words = ["worldmodel", "evaluate", function.__name__, *map(str, places)]
+    for name, parameter in others:
         value = given[name]
         if value != parameter.default:
             values = () if value is True else value if isinstance(value, tuple) else (value,)

@@ -1,9 +1,11 @@
 """Long generation from a model's own beginnings or from recordings, as video."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worldmodel.actions import ActionSpec
@@ -35,6 +37,30 @@ def context_of(world: WorldModel, chunks: int = 1) -> Clip[ActionControl]:
 
 
 @torch.no_grad()
+def generated(
+    world: WorldModel,
+    context: Clip[ActionControl],
+    control: ActionControl,
+    seed: Tensor,
+    sampler: AnySampler | None = None,
+) -> Iterator[NDArray[np.uint8]]:
+    """The frames of `generate` as they are made: [B, T, H, W, 3] of the context, then of one chunk after another."""
+    model, stream = world.dit, world.stream
+    sampler = sampler or stream.sampler
+    state = start(model, stream.memory, seed, context, stream.context_time)
+    controls = replay(control, model.chunk, sampler.lookahead)
+    decoded, cache = world.tokenizer.decode_stream(context.x, None)
+    _check_finite(decoded, "the pixels of the context", 0)
+    made = decoded.shape[1]
+    yield to_uint8(decoded)
+    for chunk, _ in rollout(model, controls, sampler, state, stream.context_time):
+        _check_finite(chunk.x, "the latents", int(chunk.start[0]))
+        decoded, cache = _decode(world, chunk, cache)
+        _check_finite(decoded, "the pixels", made)
+        made += decoded.shape[1]
+        yield to_uint8(decoded)
+
+
 def generate(
     world: WorldModel,
     context: Clip[ActionControl],
@@ -48,21 +74,13 @@ def generate(
     seed: [B] int64, one per stream. Decoding is streamed, so memory does not grow with the latents. Latents or pixels
     that are not finite raise Diverged, which names the frame.
     """
-    model, stream = world.dit, world.stream
-    sampler = sampler or stream.sampler
-    state = start(model, stream.memory, seed, context, stream.context_time)
-    controls = replay(control, model.chunk, sampler.lookahead)
-    decoded, cache = world.tokenizer.decode_stream(context.x, None)
-    _check_finite(decoded, "the pixels of the context", 0)
-    pieces = [to_uint8(decoded)]
-    total = control.length - control.length % model.chunk
-    with progress_bar("rollout", total // model.chunk * world.pixel_frames, shown=not quiet) as advance:
-        for chunk, _ in rollout(model, controls, sampler, state, stream.context_time):
-            _check_finite(chunk.x, "the latents", int(chunk.start[0]))
-            decoded, cache = _decode(world, chunk, cache)
-            _check_finite(decoded, "the pixels", sum(piece.shape[1] for piece in pieces))
-            pieces.append(to_uint8(decoded))
-            advance(decoded.shape[1])
+    chunks = control.length // world.dit.chunk
+    with progress_bar("rollout", chunks * world.pixel_frames, shown=not quiet) as advance:
+        pieces = []
+        for piece in generated(world, context, control, seed, sampler):
+            if pieces:  # the first one is the context
+                advance(piece.shape[1])
+            pieces.append(piece)
     return np.concatenate(pieces, 1)
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from worldmodel import noise
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.evaluate.recordings import Excerpts, clip_of, control_of
-from worldmodel.generate import generate
+from worldmodel.generate import generated
 from worldmodel.models.world import WorldModel
 from worldmodel.sampler import AnySampler
 
@@ -46,22 +46,33 @@ def continuations(
     seed: int,
     sampler: AnySampler | None = None,
     progress: Callable[[int], None] = lambda frames: None,
+    wanted: NDArray[np.int64] | None = None,
 ) -> NDArray[np.uint8]:
     """What the model makes of each row of the context under a control [B, K, A] of whole chunks: [B, T, H, W, 3].
 
     Row b is a function of (seed, its index in the clip) whatever its place in a batch. A sampler that looks ahead sees
-    the last controls repeated beyond the end. progress: told of pixel frames as they are made.
+    the last controls repeated beyond the end. progress: told of pixel frames as they are made. wanted: indices [N] of
+    the frames to keep, rising, 0 for the first one after the context: [B, N, H, W, 3] comes back, and no other frame is
+    ever held.
     """
     sampler = sampler or world.stream.sampler
+    total = control.length // world.dit.chunk * world.pixel_frames
+    wanted = np.arange(total) if wanted is None else wanted
     control = _extended(control, sampler.lookahead * world.dit.chunk)
     seeds = noise.row_seed(seed, context.index)
-    made = []
+    height, width = (side * world.tokenizer.spatial for side in world.dit.frame_shape[1:])
+    kept = np.empty((context.batch, len(wanted), height, width, 3), np.uint8)
     for rows in torch.arange(context.batch, device=context.index.device).split(ROWS):
-        frames = generate(world, context.select(rows), control.select(rows), seeds[rows], sampler, quiet=True)
-        begin = 1 + (context.x.shape[1] - 1) * world.tokenizer.temporal
-        made.append(frames[:, begin:])
-        progress(made[-1].shape[0] * made[-1].shape[1])
-    return np.concatenate(made)
+        pieces = generated(world, context.select(rows), control.select(rows), seeds[rows], sampler)
+        next(pieces)  # the context
+        first, begin = int(rows[0]), 0
+        for piece in pieces:
+            end = begin + piece.shape[1]
+            low, high = np.searchsorted(wanted, (begin, end))
+            kept[first : first + len(rows), low:high] = piece[:, wanted[low:high] - begin]
+            progress(len(rows) * piece.shape[1])
+            begin = end
+    return kept
 
 
 def _extended(control: ActionControl, frames: int) -> ActionControl:

@@ -16,6 +16,7 @@ from worldmodel.evaluate.report import (
     Outcome,
     Picture,
     Report,
+    Table,
     device_name,
     rounded,
     said,
@@ -74,6 +75,7 @@ def render(report: Report) -> str:
         f'<div class="soft">{html.escape(facts)}</div></header>',
         f'<section class="grid">{cards}</section>' if cards else "",
         _verdicts(report.verdicts),
+        "".join(f"<h2>{html.escape(table.title)}</h2>{_text_table(table)}" for table in report.tables),
         _section("Side by side", [_film(film) for film in report.films]),
         _section("Curves", [_figure(figure) for figure in report.figures]),
         _section("Pictures", [_picture(picture) for picture in report.pictures]),
@@ -120,8 +122,9 @@ def _figure(figure: Figure) -> str:
 def _film(film: Film) -> str:
     data, shape = film_mp4(film), film.frames.shape
     size = f'width="{shape[2] * film.scale}" height="{shape[1] * film.scale}"'
+    kind = " class=whole" if shape[2] * film.scale > 520 else ""
     return (
-        f"<figure><h3>{html.escape(film.title)}</h3><video {size} autoplay loop muted playsinline controls "
+        f"<figure{kind}><h3>{html.escape(film.title)}</h3><video {size} autoplay loop muted playsinline controls "
         f'src="{data_uri(data, "video/mp4")}"></video></figure>'
     )
 
@@ -148,6 +151,19 @@ def png(frame: NDArray[np.uint8]) -> bytes:
 def data_uri(data: bytes, kind: str) -> str:
     """Bytes inside an address, so that the page needs no other file."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _text_table(table: Table) -> str:
+    def row(cells: tuple[str, ...], kind: str) -> str:
+        first, *others = (html.escape(cell) for cell in cells)
+        return (
+            f"<tr><{kind}>{first}</{kind}>"
+            + "".join(f'<{kind} class="number">{cell}</{kind}>' for cell in others)
+            + "</tr>"
+        )
+
+    text = f'<p class="soft">{html.escape(table.text)}</p>' if table.text else ""
+    return f"<table>{row(table.head, 'th')}{''.join(row(cells, 'td') for cells in table.rows)}</table>{text}"
 
 
 def _table(report: Report) -> str:

@@ -216,17 +216,42 @@ def clip_of(world: WorldModel, pieces: Excerpts) -> Clip[ActionControl]:
     return Clip(encode(world, pieces.pixels), control, index)
 
 
-def onward_actions(recordings: Recordings, pieces: Excerpts, length: int) -> NDArray[np.float32]:
-    """The recorded actions from each excerpt's first frame on, [B, length, dim].
+def onward(recordings: Recordings, episode: int, start: int, length: int) -> list[tuple[int, int, int]]:
+    """Stretches (episode, start, stop) of `length` frames together, from one place on.
 
-    Where the episode ends, the actions of the next episode in the list go on, from its beginning.
+    Where the episode ends, the next episode in the list goes on, from its beginning; the first follows the last.
+    """
+    found: list[tuple[int, int, int]] = []
+    while length > 0:
+        stop = min(recordings.lengths[episode], start + length)
+        found.append((episode, start, stop))
+        length -= stop - start
+        episode, start = (episode + 1) % len(recordings.lengths), 0
+    return found
+
+
+def onward_actions(recordings: Recordings, pieces: Excerpts, length: int) -> NDArray[np.float32]:
+    """The recorded actions from each excerpt's first frame on, [B, length, dim]; beyond its episode as in `onward`."""
+    rows = []
+    for episode, start in zip(pieces.episode.tolist(), pieces.start.tolist(), strict=True):
+        stretches = onward(recordings, episode, start, length)
+        rows.append(np.concatenate([recordings.read(*stretch).actions for stretch in stretches]))
+    return np.stack(rows).astype(np.float32)
+
+
+def onward_frames(recordings: Recordings, pieces: Excerpts, wanted: NDArray[np.int64]) -> Pixels:
+    """Recorded frames [B, N, H, W, 3] at distances `wanted` [N], rising, from each excerpt's first frame.
+
+    Beyond the end of an episode they are those of the recording whose actions go on, as in `onward`.
     """
     rows = []
     for episode, start in zip(pieces.episode.tolist(), pieces.start.tolist(), strict=True):
-        found: list[Floats] = []
-        while (missing := length - sum(map(len, found))) > 0:
-            stop = min(recordings.lengths[episode], start + missing)
-            found.append(recordings.read(episode, start, stop).actions)
-            episode, start = (episode + 1) % len(recordings.lengths), 0
-        rows.append(np.concatenate(found))
-    return np.stack(rows).astype(np.float32)
+        frames, begin = [], 0
+        for where, first, stop in onward(recordings, episode, start, int(wanted[-1]) + 1):
+            end = begin + stop - first
+            inside = wanted[(wanted >= begin) & (wanted < end)]
+            if len(inside):
+                frames.append(recordings.read(where, first, stop).pixels[inside - begin])
+            begin = end
+        rows.append(np.concatenate(frames))
+    return np.stack(rows)

@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +65,16 @@ class Picture:
     scale: int = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text under a head; the first column names the row, the others are numbers. text: what they mean."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text: str = ""
+
+
 Outcome = bool | Literal["not shown", "n/a"]
 """Whether something holds: yes, no, the measurement is too noisy to say no, or it cannot be asked here."""
 
@@ -75,7 +85,7 @@ class Report:
 
     command: as it would be typed. metrics: in the order in which they are shown. headline: names of the few that go on
     top of the page and to the terminal. verdicts: (what was asked, whether it holds, the numbers). notes: how it was
-    measured, one paragraph each.
+    measured, one paragraph each. curves: JSON data of whole series, for other programs.
     """
 
     command: str
@@ -85,19 +95,28 @@ class Report:
     headline: tuple[str, ...] = ()
     verdicts: tuple[tuple[str, Outcome, str], ...] = ()
     notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     films: tuple[Film, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    curves: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of every measuring command."""
-        return {
+        """The JSON object of every measuring command; "verdicts" and "curves" where there are curves."""
+        data: dict[str, Any] = {
             "command": self.command,
             "versions": versions(),
             "device": device_name(self.device),
             "seeds": list(self.seeds),
             "metrics": {name: metric.to_json() for name, metric in self.metrics.items()},
         }
+        if self.curves:
+            said_of = [
+                {"asked": asked, "outcome": said(outcome), "numbers": numbers}
+                for asked, outcome, numbers in self.verdicts
+            ]
+            data |= {"verdicts": said_of, "curves": dict(self.curves)}
+        return data
 
     def lines(self) -> list[str]:
         """For the terminal: one line per headline metric, then the verdicts."""

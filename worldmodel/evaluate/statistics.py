@@ -53,3 +53,31 @@ def sign_agreement(true: Floats, predicted: Floats, clear: float) -> tuple[float
     chosen = np.abs(true) >= clear
     count = int(chosen.sum())
     return (float((np.sign(true[chosen]) == np.sign(predicted[chosen])).mean()) if count else 0.0), count
+
+
+def student_quantile(p: float, degrees: int) -> float:
+    """The p-quantile, 0.5 <= p < 1, of Student's t with a whole number of degrees of freedom, to 1e-12 relative.
+
+    Bisection of the distribution's finite series for whole degrees (Abramowitz & Stegun, 26.7.3 and 26.7.4).
+    """
+    if degrees < 1 or not 0.5 <= p < 1:
+        raise ValueError(f"no quantile {p} of Student's t with {degrees} degrees of freedom")
+    wanted, low, high = 2 * p - 1, 0.0, 1.0
+    while _student_middle(high, degrees) < wanted:
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_middle(middle, degrees) < wanted else (low, middle)
+    return (low + high) / 2
+
+
+def _student_middle(t: float, degrees: int) -> float:
+    """The probability of [-t, t]."""
+    angle = np.arctan(t / degrees**0.5)
+    odd = degrees % 2
+    term, total = (float(np.cos(angle)) if odd else 1.0), 0.0
+    for step in range(degrees // 2):
+        total += term
+        term *= float(np.cos(angle)) ** 2 * (2 * step + 1 + odd) / (2 * step + 2 + odd)
+    total *= float(np.sin(angle))
+    return 2 / np.pi * (float(angle) + total) if odd else total

@@ -59,10 +59,14 @@ class Floor:
 def real_floor(reference: DistanceTo, real: Tensor) -> Floor:
     """From real features of the windows' structure, [draws, B, T, D]: the mean over the draws."""
 
-    def mean(rows: Tensor) -> float:
-        return float(torch.stack([_distance(draw[rows], reference) for draw in real]).mean())
+    values, without = zip(*(left_out_distances(reference, draw) for draw in real), strict=True)
+    return Floor(float(np.mean(values)), tuple(float(value) for value in np.mean(without, 0)))
 
-    return Floor(mean(torch.arange(real.shape[1])), tuple(mean(rows) for rows in _left_out(real.shape[1])))
+
+def left_out_distances(reference: DistanceTo, window: Tensor) -> tuple[float, NDArray[np.float64]]:
+    """The distance of a window's features [B, T, D], and with each of the B rollouts left out: [B], [0] for one."""
+    without = [float(_distance(window[rows], reference)) for rows in _left_out(window.shape[0])]
+    return float(_distance(window, reference)), np.array(without)
 
 
 def window_distance(reference: DistanceTo, window: Tensor, floor: Floor) -> WindowDistance:
@@ -73,10 +77,10 @@ def window_distance(reference: DistanceTo, window: Tensor, floor: Floor) -> Wind
     has an interval of no width.
     """
     batch = window.shape[0]
-    raw = float(_distance(window, reference))
+    raw, without = left_out_distances(reference, window)
     value, error = raw - floor.value, 0.0
     if batch > 1:
-        parts = np.array([float(_distance(window[rows], reference)) for rows in _left_out(batch)]) - floor.without
+        parts = without - floor.without
         error = float(np.sqrt((batch - 1) / batch * ((parts - parts.mean()) ** 2).sum()))
     interval = (value - 1.96 * error, value + 1.96 * error)
     return WindowDistance(value, interval, raw, floor.value, window.shape[0] * window.shape[1])

@@ -1,0 +1,99 @@
+"""The arms of a comparison: which models they are, what they must share, and what was measured of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from worldmodel.errors import UserError
+from worldmodel.evaluate.compare_measure import Measurement
+from worldmodel.evaluate.compare_statistics import Curves
+from worldmodel.evaluate.long_rollouts import Scale
+from worldmodel.fingerprint import fingerprint
+from worldmodel.models.world import WorldModel
+
+Open = Callable[[str], WorldModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to train. folders: a world model per training seed; number i of every arm has the same seed."""
+
+    name: str
+    folders: tuple[str, ...]
+
+
+def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
+    """ "NAME=FOLDER,FOLDER,..." each; the first is the baseline. What is not of this form is a UserError."""
+    arms: list[Arm] = []
+    for text in texts:
+        name, sign, rest = text.partition("=")
+        folders = tuple(folder.strip() for folder in rest.split(","))
+        if not sign or not name.strip() or not all(folders):
+            raise UserError(f"arm '{text}': give NAME=FOLDER,FOLDER,... with a folder for each training seed")
+        if "/" in name:
+            raise UserError(f"arm '{text}': a name holds no '/'; metrics are called ARM/MEASURE")
+        if name.strip() in [arm.name for arm in arms]:
+            raise UserError(f"arm '{name.strip()}' is named twice")
+        arms.append(Arm(name.strip(), folders))
+    if len(arms) < 2:
+        raise UserError("a comparison needs two arms or more, the baseline first")
+    return tuple(arms)
+
+
+def check_same(arms: Sequence[Arm], open_world: Open) -> WorldModel:
+    """The first model, if all have its tokenizer, chunk, picture size, frame rate and actions; else a UserError.
+
+    Ranges of actions may differ: every model normalises the recorded actions by its own.
+    """
+    first, mine = None, {}
+    for arm in arms:
+        for folder in arm.folders:
+            world = open_world(folder)
+            if first is None:
+                first, mine = world, _format(world)
+            for what, value in _format(world).items():
+                if value != mine[what]:
+                    raise UserError(
+                        f"{folder} (arm '{arm.name}') has another {what} than {arms[0].folders[0]}: {value}, not "
+                        f"{mine[what]}"
+                    )
+    if first is None:
+        raise UserError("a comparison needs a model")
+    return first
+
+
+def _format(world: WorldModel) -> dict[str, Any]:
+    tokenizer: Any = world.tokenizer  # tokenizers are modules
+    spec = world.actions
+    return {
+        "kind of actions": "none" if spec is None else f"{list(spec.names)}, {spec.pack} per latent frame",
+        "tokenizer": fingerprint(tokenizer),
+        "picture size": list(world.dit.frame_shape[1:]),
+        "chunk": world.dit.chunk,
+        "frame rate": world.fps,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An arm with what was measured of each of its models, in the order of its folders."""
+
+    arm: Arm
+    found: tuple[Measurement, ...]
+
+    @property
+    def name(self) -> str:
+        return self.arm.name
+
+    @property
+    def seeds(self) -> int:
+        return len(self.found)
+
+    def curves(self, encoder: int, scale: Scale) -> Curves:
+        """Distances above the floor in the features of one encoder."""
+        values = np.stack([each.raw[encoder] for each in self.found]) - scale.floor.value
+        left = np.stack([each.without[encoder].T for each in self.found])  # [k, B, W]
+        floors = np.array(scale.floor.without)[None, :, None]
+        return Curves(values, left - floors if left.shape[1] else left)
