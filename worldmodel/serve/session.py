@@ -276,7 +276,7 @@ class Session:
         if self._stream.now.state.memory.nbytes > self.limits.memory:
             self._pause(True, f"the memory has grown over {self.limits.memory >> 20} MB: restart to go on")
         elif scripted and not self._stream.scripted:
-            self._pause(True, "the replay has ended: go on, and it is yours to drive")
+            self._pause(True, "the recorded keys have ended: go on, and it is yours to drive")
         self._due = self._next_due(now, len(frames))
 
     def _next_due(self, now: float, pictures: int) -> float:

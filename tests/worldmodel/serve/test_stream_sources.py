@@ -125,7 +125,8 @@ def test_any_recorded_frame_is_a_beginning(painted, serving) -> None:
         client.message("started")
         client.send(Restart(source="frame", index=33))
         assert client.message("started") == {
-            "type": "started", "stream": 2, "source": "frame", "index": 33, "seed": 0, "context": 8
+            "type": "started", "stream": 2, "source": "frame", "index": 33, "seed": 0, "context": 8,
+            "world": "world", "scripted": 0,
         }  # fmt: skip
         assert (next(client.frames()).picture == 33).all()
         client.send(Restart(source="frame", index=50))

@@ -11,7 +11,8 @@ const PAD_BUTTONS = { 9: "pause", 0: "next", 1: "reset", 3: "stats" };
 export const keyName = (code) => NAMES[code] ?? code.replace(/^(Key|Digit)/, "");
 
 export class Controls {
-  /** onChange(action): called with {name: value} whenever something is pressed or let go. */
+  /** onChange(action, pressed): called with {name: value} whenever something is pressed (for one name at least, which
+   * was at rest) or let go. */
   constructor(onChange, onButton) {
     this.onChange = onChange;
     this.onButton = onButton;
@@ -20,6 +21,7 @@ export class Controls {
     this.drag = { x: 0, y: 0, at: 0, active: false };
     this.padButtons = new Set();
     this.current = {};
+    this.recorded = null; // the action that is shown instead of what is pressed
     addEventListener("keydown", (event) => this.#key(event, true));
     addEventListener("keyup", (event) => this.#key(event, false));
     addEventListener("blur", () => { this.held.clear(); this.update(); });
@@ -81,10 +83,17 @@ export class Controls {
 
   /** The share of its way that an action is pushed, -1 to 1: for drawing. */
   share(binding) {
-    const value = this.current[binding.name] ?? binding.rest;
+    const value = (this.recorded ?? this.current)[binding.name] ?? binding.rest;
     const side = value >= binding.rest === binding.positive.value >= binding.rest ? binding.positive : binding.negative;
     const way = Math.abs(side.value - binding.rest) || 1;
     return Math.min(1, Math.abs(value - binding.rest) / way) * (side === binding.positive ? 1 : -1);
+  }
+
+  /** Show a recorded action as pressed; null: what is. */
+  show(recorded) {
+    if (recorded === this.recorded) return;
+    this.recorded = recorded;
+    this.#mark();
   }
 
   update() {
@@ -103,12 +112,19 @@ export class Controls {
       }
     }
     if (JSON.stringify(action) === JSON.stringify(this.current)) return;
+    const pressed = Object.keys(action).some((name) => !(name in this.current));
     this.current = action;
+    this.#mark();
+    this.onChange(action, pressed);
+  }
+
+  #mark() {
     for (const button of document.querySelectorAll(".key")) {
-      const binding = this.bindings.find(({ name }) => name === button.dataset.action);
-      if (binding) button.classList.toggle("down", this.#down(binding, button.dataset.side) > 0);
+      const { action, side } = button.dataset, binding = this.bindings.find(({ name }) => name === action);
+      if (!binding) continue;
+      const recorded = this.recorded && (side === "positive" ? 1 : -1) * this.share(binding) > 0;
+      button.classList.toggle("down", recorded ?? this.#down(binding, side) > 0);
     }
-    this.onChange(action);
   }
 
   #down(binding, side) {

@@ -2,14 +2,21 @@
 
 import { Connection } from "./connection.js";
 import { Controls } from "./controls.js";
+import { Films, Still } from "./films.js";
 import { Hud, Overlay } from "./overlay.js";
 import { Player } from "./player.js";
 import { CONTEXT, REAL, address, upload } from "./protocol.js";
+import { Tape } from "./tape.js";
 
 const $ = (id) => document.getElementById(id);
 const state = {
   world: null, stream: 0, seed: Math.floor(Math.random() * 1e6), start: 0, paused: false, hidden: false, steps: 0,
   pace: 1, seq: 0, stats: null, recordingSince: 0, seen: "", source: "", closed: false,
+  name: null, // of the world that makes the stream
+  before: null, // name of the world whose run is shown beside its repetition
+  scripted: 0, // pictures that recorded keys decide
+  at: 0, // index of the picture on the screen
+  switching: false, fast: false,
   window: 16, // pictures on their way
   raw: false, // small pictures come as they are: JPEG would be seen, and hardly smaller
 };
@@ -18,12 +25,16 @@ const overlay = new Overlay($("numbers"), $("spark"));
 const controls = new Controls(sendInput, (name) => shortcuts[name]());
 const dream = new Player($("dream"), 24, dreamShown);
 const real = new Player($("real"), 24);
+const before = new Still($("before"));
+const films = new Films();
+const tape = new Tape();
 let hud = null;
 
 const connection = new Connection(
   () => ({
     codec: state.raw ? "raw" : "jpeg", quality: 95, policy: "latest", window: state.window,
     start: state.start, seed: state.seed, paused: state.paused, steps: state.steps || null, pace: pace(),
+    world: state.name,
   }),
   { open: opened, message: received, frame: arrived, lost, ended },
 );
@@ -37,8 +48,7 @@ function opened(world) {
   document.title = world.title;
   $("title").textContent = world.title;
   $("screens").style.setProperty("--aspect", world.width / world.height);
-  const millions = (world.parameters / 1e6).toFixed(1);
-  $("facts").textContent = `${world.width} × ${world.height} · ${world.fps} frames/s · ${world.chunk} frames a chunk · ${millions} M parameters`;
+  showWorlds(world.worlds);
   $("about").textContent = world.starts
     ? "Every picture is made by the network, chunk by chunk, from your keys and what it remembers."
     : "Every picture is made by the network. This world begins from nothing.";
@@ -48,9 +58,9 @@ function opened(world) {
   $("frames").hidden = !world.frames;
   $("frame-range").max = Math.max(0, world.frames - 1);
   $("real-section").hidden = !world.real;
-  $("steps-setting").hidden = !world.steps;
-  $("steps").value = $("steps-value").textContent = state.steps || world.steps;
+  state.fast = false;
   $("hint").innerHTML = "drag over the picture to look around <kbd>space</kbd> pause <kbd>R</kbd> again <kbd>N</kbd> other place <kbd>O</kbd> numbers <kbd>F</kbd> full screen";
+  state.scripted = 0; // a key that is still held takes nothing over
   controls.current = {};
   controls.update();
   if (!world.resumed) {
@@ -64,7 +74,17 @@ function opened(world) {
 function received(message) {
   switch (message.type) {
     case "started":
+      if (message.stream !== state.stream && !state.switching) {
+        tape.clear();
+        films.clear();
+      }
+      if (state.switching) {
+        setReal(false);
+        state.before = otherFilm(message.world);
+      }
+      state.switching = false;
       state.stream = message.stream;
+      state.name = message.world;
       dream.restart();
       real.restart();
       if (message.source === "start") state.start = message.index;
@@ -72,6 +92,7 @@ function received(message) {
       state.seed = message.seed;
       $("seed").value = message.seed;
       $("replaying").hidden = message.source !== "replay";
+      setScript(message.scripted);
       markStart();
       break;
     case "stats":
@@ -81,7 +102,11 @@ function received(message) {
       break;
     case "paused":
       state.paused = message.on;
-      if (message.on && message.reason) toast(message.reason);
+      if (!message.on && scriptOver()) setScript(0);
+      if (message.on && message.reason) {
+        setFast(false);
+        toast(message.reason);
+      }
       showState();
       break;
     case "file": download(message); break;
@@ -89,18 +114,25 @@ function received(message) {
       if (message.text === "bookmark set") $("back").disabled = false;
       toast(message.text);
       break;
-    case "error": toast(message.message, true); break;
+    case "error":
+      state.switching = false;
+      toast(message.message, true);
+      break;
   }
 }
 
 function arrived(frame) {
   if (frame.stream !== state.stream) return connection.send({ type: "ack", pts: frame.pts });
+  if (!state.scripted && !(frame.flags & (REAL | CONTEXT))) tape.note(frame);
+  if (!(frame.flags & REAL) && state.world.worlds.length > 1) films.add(state.name, frame);
   (frame.flags & REAL ? real : dream).push(frame, performance.now());
 }
 
 function dreamShown(frame) {
   const now = performance.now();
   overlay.shown(frame, now);
+  state.at = frame.index;
+  showScript();
   if (frame.place === frame.size - 1 || frame.flags & CONTEXT) connection.send({ type: "ack", pts: frame.pts });
   if (now - (dreamShown.glow ?? 0) > 300) { dreamShown.glow = now; glow(); }
 }
@@ -115,15 +147,47 @@ function ended(line) {
   veil("ended", `${line} – click to connect again`);
   setStatus("lost", "ended");
   state.closed = true;
+  state.name = null; // whoever listens when we connect again may know other worlds
 }
 
 // -- what a person does ------------------------------------------------------------------------------------------------
 
-function sendInput(action) {
+function sendInput(action, pressed) {
   state.seq += 1;
   overlay.sent(state.seq, performance.now());
+  tape.sent(state.seq, action);
   connection.send({ type: "input", seq: state.seq, action });
+  if (pressed && state.scripted) takeOver();
   hud?.draw();
+}
+
+function takeOver() {
+  connection.send({ type: "takeover" });
+  if (state.paused) pause(false);
+  tape.cut(state.at);
+  films.cut(state.at);
+  setScript(0);
+}
+
+// Begins anew in a world, from the same beginning and under the same keys.
+function switchTo(name) {
+  state.switching = true;
+  connection.send({ type: "switch", world: name });
+  pause(false);
+  $("dream").focus({ preventScroll: true });
+}
+
+// The world to be shown beside another: the one before, else any that has made pictures under these keys.
+function otherFilm(name) {
+  const others = [state.name, ...state.world.worlds.map((each) => each.name)].filter((each) => each !== name);
+  return others.find((each) => films.length(each) > 1) ?? null;
+}
+
+// As fast as the machine can, as long as recorded keys are left.
+function setFast(on) {
+  if (on !== state.fast) connection.send({ type: "settings", pace: on ? 0 : pace() });
+  state.fast = on;
+  $("faster").setAttribute("aria-pressed", String(on));
 }
 
 const restart = (source, index = 0, seed = null) => connection.send({ type: "restart", source, index, seed });
@@ -146,6 +210,10 @@ const shortcuts = {
     restart("start", (state.start + 1) % state.world.starts);
     pause(false);
   },
+  other: () => {
+    const names = state.world?.worlds.map(({ name }) => name) ?? [];
+    if (names.length > 1) switchTo(names[(names.indexOf(state.name) + 1) % names.length]);
+  },
   dice: () => connection.send({ type: "reset", seed: Math.floor(Math.random() * 1e6) }),
   stats: () => {
     $("overlay").hidden = !$("overlay").hidden;
@@ -167,7 +235,7 @@ const shortcuts = {
 };
 const CODES = {
   Space: "pause", KeyR: "reset", KeyN: "next", KeyO: "stats", KeyL: "look", KeyF: "full", KeyB: "bookmark", KeyV: "back",
-  KeyC: "record",
+  KeyC: "record", KeyT: "other",
 };
 
 addEventListener("keydown", (event) => {
@@ -184,6 +252,8 @@ for (const name of ["pause", "reset", "next", "look", "full", "stats", "dice", "
   $(name).addEventListener("click", () => { shortcuts[name](); $("dream").focus({ preventScroll: true }); });
 }
 $("veil").addEventListener("click", () => shortcuts.pause());
+$("worlds").addEventListener("click", ({ target }) => { if (target.dataset.world) switchTo(target.dataset.world); });
+$("faster").addEventListener("click", () => { setFast(!state.fast); $("dream").focus({ preventScroll: true }); });
 $("save").addEventListener("click", () => connection.send({ type: "save" }));
 $("load").addEventListener("click", () => $("replay-file").click());
 $("upload").addEventListener("click", () => $("picture-file").click());
@@ -205,7 +275,9 @@ $("speed").addEventListener("click", ({ target }) => {
   if (!target.dataset.pace) return;
   state.pace = Number(target.dataset.pace);
   for (const button of $("speed").children) button.setAttribute("aria-checked", String(button === target));
+  state.fast = false;
   connection.send({ type: "settings", pace: pace() });
+  showFaster();
 });
 $("frame-range").addEventListener("input", () => ($("frame-number").textContent = $("frame-range").value));
 $("frame-range").addEventListener("change", () => restart("frame", Number($("frame-range").value)));
@@ -254,7 +326,7 @@ function setStatus(kind, text) {
 
 function showState() {
   setStatus(state.paused ? "paused" : "live", state.paused ? "paused" : "live");
-  if (state.paused) veil("paused", "paused");
+  if (state.paused) veil(scriptOver() ? "over" : "paused", scriptOver() ? "the end of these keys: drive on" : "paused");
   else $("veil").hidden = true;
   $("pause-icon").setAttribute("d", state.paused ? "M7 4l13 8-13 8z" : "M7 5h4v14H7zM13 5h4v14h-4z");
 }
@@ -263,6 +335,77 @@ function veil(kind, text) {
   $("veil").hidden = false;
   $("veil").dataset.kind = kind;
   $("veil-text").textContent = text;
+}
+
+const ACCENTS = ["#ffb454", "#b9a2ff", "#6ee7a8", "#ff8fa3"];
+
+function showWorlds(worlds) {
+  $("switcher").hidden = $("worlds").hidden = $("world-name").hidden = worlds.length < 2;
+  document.body.classList.toggle("several", worlds.length > 1);
+  $("worlds").replaceChildren(...worlds.map(({ name, title }, i) => {
+    const button = document.createElement("button");
+    button.dataset.world = button.textContent = name;
+    button.title = `${title}: begin again in it, under the same keys`;
+    button.setAttribute("role", "radio");
+    button.style.setProperty("--accent", ACCENTS[i % ACCENTS.length]);
+    return button;
+  }));
+  showWorld();
+}
+
+function showWorld() {
+  const { world } = state, at = Math.max(0, world.worlds.findIndex(({ name }) => name === state.name));
+  const { name, parameters, steps } = world.worlds[at], beside = [...$("worlds").children].find((each) => each.dataset.world === state.before);
+  for (const [i, button] of [...$("worlds").children].entries()) button.setAttribute("aria-checked", String(i === at));
+  document.body.style.setProperty("--accent", ACCENTS[at % ACCENTS.length]);
+  $("world-name").textContent = name;
+  if (beside) {
+    $("before-name").textContent = `${state.before}, before`;
+    $("before-screen").style.setProperty("--accent", beside.style.getPropertyValue("--accent"));
+  }
+  const millions = (parameters / 1e6).toFixed(1);
+  $("facts").textContent = `${world.width} × ${world.height} · ${world.fps} frames/s · ${world.chunk} frames a chunk · ${millions} M parameters`;
+  $("steps-setting").hidden = !steps;
+  $("steps").value = $("steps-value").textContent = state.steps || steps;
+}
+
+const scriptOver = () => state.scripted > 0 && state.at >= state.scripted;
+const clock = (seconds) => `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
+
+// So many pictures of the stream are made under recorded keys.
+function setScript(pictures) {
+  state.scripted = pictures;
+  state.at = 0;
+  setFast(false);
+  if (!pictures) state.before = null;
+  $("before-screen").hidden = !state.before;
+  $("screens").classList.toggle("two", !!state.before || $("real-on").checked);
+  $("script").hidden = !pictures;
+  $("switch-hint").hidden = pictures > 0;
+  $("switcher").hidden = !pictures && state.world.worlds.length < 2;
+  $("script-what").textContent = state.source === "replay" ? "replay" : "same keys again";
+  showFaster();
+  showWorld();
+  if (!pictures) controls.show(null);
+  showScript();
+  hud?.draw();
+}
+
+function showFaster() { $("faster").hidden = state.pace === 0; }
+
+// Where the stream is in its recorded keys.
+function showScript() {
+  if (!state.scripted) return;
+  const { fps } = state.world, index = Math.min(state.at, state.scripted);
+  const text = state.scripted < 60 * fps ? (seconds) => seconds.toFixed(1) : clock;
+  $("script-time").textContent = `${text(index / fps)} / ${text(state.scripted / fps)}`;
+  $("script-done").style.width = `${(100 * index) / state.scripted}%`;
+  controls.show(tape.at(index));
+  const frame = films.get(state.before, index);
+  if (frame) before.draw(frame);
+  $("before").classList.toggle("gone", index >= films.length(state.before));
+  hud?.draw();
+  if (scriptOver()) showState();
 }
 
 function showStarts(world) {
@@ -296,8 +439,7 @@ function showRecording() {
   $("recording").hidden = !state.recordingSince;
   $("record").setAttribute("aria-pressed", String(!!state.recordingSince));
   $("record").lastElementChild.textContent = state.recordingSince ? "stop recording" : "record video";
-  const seconds = Math.floor((performance.now() - state.recordingSince) / 1000);
-  $("recording-time").textContent = `${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, "0")}`;
+  $("recording-time").textContent = clock((performance.now() - state.recordingSince) / 1000);
 }
 
 function finishRecording() {
