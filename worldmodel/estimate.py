@@ -1,9 +1,11 @@
 """Parameters, memory and time of a training run before it starts.
 
-Nothing is allocated: the model is built on the meta device and the bytes of a step are counted from shapes (see
-footprint.py), so that a 14 B model takes a second on a laptop.
+Nothing of the model is allocated: it is built on the meta device and the bytes of a step are counted from shapes (see
+footprint.py, and rollout_footprint.py for objectives that roll it out), so that a 14 B model takes a second on a
+laptop.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +21,22 @@ from worldmodel.evaluate.report_files import write
 from worldmodel.footprint import Operations, Precision, Shapes, activations, operations
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.lora import LoraConfig, add_lora
+from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.objectives.frechet_forcing import FrechetForcing
+from worldmodel.objectives.hero import Hero
+from worldmodel.objectives.own_rollouts import check_lengths
+from worldmodel.objectives.pushforward import Pushforward
+from worldmodel.objectives.reconstruction import Reconstruction
+from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.optim import AdamW, Muon
+from worldmodel.rollout_footprint import Rolled, RolloutStep, rollout_step
 from worldmodel.run import Run
 
 EFFICIENCY = 0.7  # training's share of the rate of one 1024^3 product; 0.6 to 0.9 measured on small models
+ROLLING = 0.5  # the same where the model is rolled out: short passes, decoders and encoders; measured on the doom model
+
+PARTS_OF_MEMORY = ("weights", "gradients", "optimizer", "ema", "casts", "activations", "update")
 
 GPU_RATE = "give --tflops N for your GPU (about 0.4 of its dense bf16 rate, e.g. 120 for an A100, 390 for an H100)"
 
@@ -33,7 +46,8 @@ class Workload:
     """What decides the cost of a step on one device.
 
     batch: clips per step; micro: micro-batches they are cut into. frames: latent frames of a clip. text_tokens: of a
-    row's text, for models with text. ema: whether averaged weights are kept. In bf16, trained weights are fp32 and
+    row's text, for models with text. ema: whether averaged weights are kept. stream, tokenizer (its folder): of an
+    objective that makes rollouts; the longest of its schedule are counted. In bf16, trained weights are fp32 and
     computed with in bf16 (autocast); frozen weights are bf16.
     """
 
@@ -41,38 +55,60 @@ class Workload:
     batch: int
     frames: int
     micro: int = 1
-    objective: FlowMatching = field(default_factory=FlowMatching)
+    objective: FlowMatching | FrechetForcing | SelfForcing | Hero | Pushforward = field(default_factory=FlowMatching)
     precision: Precision = "fp32"
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     checkpointing: bool = False
     ema: bool = True
     lora: LoraConfig | None = None
     text_tokens: int = 512
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    tokenizer: Path | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.micro < 1 or self.batch % self.micro:
             raise UserError(f"a batch of {self.batch} does not divide into {self.micro} micro-batches")
         if self.frames % self.model.chunk:
             raise UserError(f"a clip of {self.frames} frames does not cut into chunks of {self.model.chunk}")
-        if self.frames <= self.objective.context * self.model.chunk:
+        if not isinstance(self.objective, FlowMatching):
+            lengths = (
+                self.objective.rollouts.lengths if isinstance(self.objective, FrechetForcing | SelfForcing) else ()
+            )
+            starts = [since for since, _ in lengths]
+            check_lengths(self.objective, self.model.chunk, self.frames, (), starts, max(starts, default=0) + 1)
+        elif self.frames <= self.objective.context * self.model.chunk:
             raise UserError(f"a clip of {self.frames} frames is only context: nothing of it is trained on")
 
     @classmethod
     def of(cls, run: Run) -> "Workload":
         """The work of a run in one process."""
-        if not isinstance(run.model, DiTConfig) or not isinstance(run.objective, FlowMatching):
-            raise UserError("estimate: only runs that train a transformer by flow matching can be estimated")
+        if not isinstance(run.model, DiTConfig) or isinstance(run.objective, Reconstruction):
+            raise UserError("estimate: only runs that train a transformer can be estimated")
         return cls(
             model=run.model, batch=run.data.batch, frames=run.data.length, micro=run.micro,
             objective=run.objective, precision=run.precision, optimizer=run.optimizer,
-            checkpointing=run.checkpointing, ema=run.ema > 0, lora=run.lora,
+            checkpointing=run.checkpointing, ema=run.ema > 0, lora=run.lora, stream=run.stream,
+            tokenizer=run.data.tokenizer,
         )  # fmt: skip
 
     @property
+    def text(self) -> int:
+        """Text tokens of a row, 0 without text."""
+        return (self.model.text_tokens or self.text_tokens) if self.model.text else 0
+
+    @property
     def shapes(self) -> Shapes:
-        text = (self.model.text_tokens or self.text_tokens) if self.model.text else 0
+        """Of a micro-batch's forward pass under flow matching."""
+        assert isinstance(self.objective, FlowMatching)
         rows, chunk = self.batch // self.micro, self.model.chunk
-        return Shapes.of(rows, self.frames, chunk, self.objective, text, self.precision)
+        return Shapes.of(rows, self.frames, chunk, self.objective, self.text, self.precision)
+
+    def rolled(self, model: DiT) -> RolloutStep:
+        """A micro-batch under an objective that rolls the model out."""
+        assert not isinstance(self.objective, FlowMatching)
+        rows = self.batch // self.micro
+        how = Rolled(model, rows, self.text, self.precision, self.checkpointing, self.stream)
+        return rollout_step(how, self.objective, self.frames, self.micro, self.tokenizer)
 
     def build(self) -> DiT:
         """The model on the meta device, with its types and what is trained."""
@@ -103,11 +139,13 @@ class Memory:
     casts: int  # bf16 copies of fp32 weights during a step
     activations: int  # at the peak of the backward pass
     update: int  # temporaries of the optimizer's step
+    frozen: int = 0  # networks beside the model that are not trained
+    host: int = 0  # populations and references of Frechet distances; not part of the peak
 
     @property
     def peak(self) -> int:
         """Gradients are there in full when the last activations go: a bound that is close with few of either."""
-        kept = self.weights + self.gradients + self.optimizer + self.ema
+        kept = self.weights + self.gradients + self.optimizer + self.ema + self.frozen
         return kept + max(self.casts + self.activations, self.update)
 
 
@@ -118,8 +156,9 @@ class Estimate:
     parts: tuple[Part, ...]
     memory: Memory
     operations: Operations  # of all micro-batches
-    tokens: int  # that the model sees in a step
+    tokens: int | None  # that the model sees in a step; None where it is rolled out
     frames: int  # latent frames of a step
+    chunks: float | None = None  # of the rollouts of a step
 
     @property
     def parameters(self) -> int:
@@ -136,13 +175,22 @@ class Estimate:
 
 def estimate(work: Workload) -> Estimate:
     """Parameters, bytes and operations of one training step."""
-    model, shapes = work.build(), work.shapes
-    counts = operations(model, shapes, work.checkpointing)
-    every = (counts.forward, counts.backward, counts.again)
+    model = work.build()
+    if not isinstance(work.objective, FlowMatching):
+        step = work.rolled(model)
+        return Estimate(
+            parts=(*_parts(model), *(Part("critic", *_counts(model.parameters())) for _ in range(step.critics))),
+            memory=_memory(work, model, step),
+            operations=step.operations.times(work.micro),
+            tokens=None,
+            frames=work.batch * work.frames,
+            chunks=step.chunks,
+        )
+    shapes = work.shapes
     return Estimate(
         parts=_parts(model),
         memory=_memory(work, model, shapes),
-        operations=Operations(*(work.micro * n for n in every)),
+        operations=operations(model, shapes, work.checkpointing).times(work.micro),
         tokens=work.batch * shapes.seen * work.model.geometry.tokens,
         frames=work.batch * work.frames,
     )
@@ -153,15 +201,17 @@ def _parts(model: DiT) -> tuple[Part, ...]:
     parts = []
     for top in names:
         own = [p for name, p in model.named_parameters() if name.split(".")[0] == top]
-        parts.append(Part(top, _count(own), _count([p for p in own if p.requires_grad])))
+        parts.append(Part(top, *_counts(own)))
     return tuple(parts)
 
 
-def _count(params: list[nn.Parameter]) -> int:
-    return sum(p.numel() for p in params)
+def _counts(params: Iterable[nn.Parameter]) -> tuple[int, int]:
+    """All parameters, and those that are trained."""
+    sizes = [(p.numel(), p.numel() if p.requires_grad else 0) for p in params]
+    return sum(size for size, _ in sizes), sum(trained for _, trained in sizes)
 
 
-def _memory(work: Workload, model: DiT, shapes: Shapes) -> Memory:
+def _memory(work: Workload, model: DiT, step: Shapes | RolloutStep) -> Memory:
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     states = update = 0
     for optimizer in work.optimizer.build(model):
@@ -169,21 +219,25 @@ def _memory(work: Workload, model: DiT, shapes: Shapes) -> Memory:
         adam = isinstance(optimizer, torch.optim.AdamW)
         states += 2 * own if adam else own
         update += own if adam else 0  # AdamW steps all parameters at once on a GPU
-    kept = activations(model, shapes)
-    depth = work.model.depth
     casts = _casts(model) if work.precision == "bf16" else 0
-    peak = kept.peak(depth, work.checkpointing)
-    if work.checkpointing and casts:  # forward: all copies; backward: those of the block that is computed again
-        block = _casts(model.blocks[0])
-        casts, peak = block, max(peak, kept.held(depth, True) + casts - block)
+    if isinstance(step, Shapes):
+        kept, depth = activations(model, step), work.model.depth
+        peak, models, frozen, host = kept.peak(depth, work.checkpointing), 1, 0, 0
+        if work.checkpointing and casts:  # forward: all copies; backward: those of the block that is computed again
+            block = _casts(model.blocks[0])
+            casts, peak = block, max(peak, kept.held(depth, True) + casts - block)
+    else:
+        peak, models, frozen, host = step.activations, 1 + step.critics, step.frozen, step.host
     return Memory(
-        weights=sum(p.nbytes for p in model.parameters()),
-        gradients=trained,
-        optimizer=states,
+        weights=models * sum(p.nbytes for p in model.parameters()),
+        gradients=models * trained,
+        optimizer=models * states,
         ema=trained if work.ema else 0,
         casts=casts,
         activations=peak,
         update=update,
+        frozen=frozen,
+        host=host,
     )
 
 
@@ -206,8 +260,9 @@ def print_estimate(
         rate, source = None, GPU_RATE
     elif tflops is None:
         measured = calibrate()
-        rate, load = EFFICIENCY * measured.gflops * 1e9, measured.load
-        source = f"{EFFICIENCY} x {measured.gflops:.0f} GFLOP/s, one core here, load {measured.load:.1f}"
+        share = EFFICIENCY if found.chunks is None else ROLLING
+        rate, load = share * measured.gflops * 1e9, measured.load
+        source = f"{share} x {measured.gflops:.0f} GFLOP/s, one core here, load {measured.load:.1f}"
     elif 0 < tflops < float("inf"):
         rate, source = tflops * 1e12, f"{tflops:g} TFLOP/s, as given"
     else:
@@ -234,21 +289,32 @@ def _table(found: Estimate, work: Workload, rate: float | None, source: str, tit
         "optimizer": type(work.optimizer).__name__,
         "activations": "with checkpointing" if work.checkpointing else "without checkpointing",
         "update": "while activations are gone",
+        "frozen": "teachers, copies, decoders, encoders",
+        "host": "populations; beside the peak",
     }
-    for name in ("weights", "gradients", "optimizer", "ema", "casts", "activations", "update"):
+    for name in PARTS_OF_MEMORY if found.chunks is None else (*PARTS_OF_MEMORY, "frozen", "host"):
         table.add_row(f"memory: {name}", _gigabytes(getattr(memory, name)), notes.get(name, ""))
     table.add_row("memory: peak", _gigabytes(memory.peak), f"{_clips(work.batch // work.micro)} at once", style="bold")
     table.add_section()
-    clips = f"{_clips(work.batch)} x {work.frames} latent frames, {work.objective.chunk_noise}"
-    table.add_row("tokens per step", f"{found.tokens:,}", clips)
+    clips = f"{_clips(work.batch)} x {work.frames} latent frames, {_how(work.objective)}"
+    if found.chunks is None:
+        table.add_row("tokens per step", f"{found.tokens:,}", clips)
+    else:
+        table.add_row("chunks of a rollout", f"{found.chunks:g}", clips)
     table.add_row("operations per step", f"{found.operations.total / 1e12:,.4g} TFLOP")
     if rate is None:
         table.add_row("time per step", "unknown", source, style="bold")
     else:
         seconds = found.seconds(rate)
         table.add_row("time per step", f"{seconds:,.3g} s", source, style="bold")
+        if found.chunks is not None:
+            table.add_row("time per step and chunk", f"{seconds / found.chunks:,.3g} s")
         table.add_row("latent frames per second", f"{found.frames / seconds:,.4g}")
     return table
+
+
+def _how(objective: FlowMatching | FrechetForcing | SelfForcing | Hero | Pushforward) -> str:
+    return objective.chunk_noise if isinstance(objective, FlowMatching) else type(objective).__name__
 
 
 def _clips(count: int) -> str:
@@ -261,20 +327,23 @@ def _gigabytes(size: int) -> str:
 
 def _report(found: Estimate, rate: float | None, title: str, load: float | None) -> Report:
     memory = found.memory
-    names = ("weights", "gradients", "optimizer", "ema", "casts", "activations", "update", "peak")
+    names = (*PARTS_OF_MEMORY, "frozen", "host", "peak")
     metrics = {
         "parameters": Metric(found.parameters),
         "parameters_trained": Metric(found.trained),
         **{f"memory_{name}": Metric(getattr(memory, name), "bytes") for name in names},
-        "tokens_per_step": Metric(found.tokens),
         "operations_per_step": Metric(found.operations.total, "FLOP"),
     }
+    if found.tokens is not None:
+        metrics["tokens_per_step"] = Metric(found.tokens)
     if rate is not None:
         metrics |= {
             "rate": Metric(rate, "FLOP/s"),
             "step_time": Metric(found.seconds(rate), "s"),
             "frames_per_second": Metric(found.frames / found.seconds(rate), "latent frames/s"),
         }
+        if found.chunks is not None:
+            metrics["step_time_per_chunk"] = Metric(found.seconds(rate) / found.chunks, "s")
     if load is not None:
         metrics["load"] = Metric(load)
     return Report(command=f"worldmodel {title}", seeds=(), metrics=metrics)

@@ -30,6 +30,7 @@ class Shapes:
     made: int  # frames that it denoises
     text: int  # text tokens of a row
     precision: Precision
+    past: int | None = None  # frames of a memory that all of one chunk look at, in a rollout
 
     @classmethod
     def of(
@@ -49,6 +50,14 @@ class Shapes:
     def clip(self) -> tuple[int, int, int | None]:
         """What `DiT.spans` asks for."""
         return self.frames, self.made, self.history
+
+    def spans(self, model: DiT) -> tuple[Span, ...]:
+        """Which keys the queries of a row look at; a memory's frames come first, in places that may be empty yet."""
+        if self.past is None:
+            return model.spans(*self.clip)
+        n = model.cfg.geometry.tokens
+        start, end = self.past * n, (self.past + self.made) * n
+        return (Span(queries=(0, self.made * n), keys=((0, start), (start, end))),)
 
     @property
     def bytes(self) -> int:
@@ -96,7 +105,9 @@ def activations(model: DiT, shapes: Shapes) -> Activations:
     attention = modulated(block.qkv) + 3 * a * width
     attention += normed(block.norm_q, a == 2) + normed(block.norm_k, a == 2)
     attention += 3 * a * width + 4 * tokens * h  # rotated q and k, output, log-sum-exp
-    attention += 2 * a * b * cfg.dim * sum(_joined(span) for span in model.spans(*shapes.clip))
+    attention += 2 * a * b * cfg.dim * sum(_joined(span) for span in shapes.spans(model))
+    if shapes.past is not None:  # a mask instead of spans, as floats
+        attention += a * b * sum(_pairs(span) for span in shapes.spans(model))
     attention += (a * width if _trains(block.out) else 0) + 4 * width  # and what the gate multiplies
     cross = 0
     if block.cross is not None:
@@ -186,14 +197,30 @@ class Operations:
     def total(self) -> float:
         return self.forward + self.backward + self.again
 
+    def __add__(self, other: "Operations") -> "Operations":
+        return Operations(self.forward + other.forward, self.backward + other.backward, self.again + other.again)
 
-def operations(model: DiT, shapes: Shapes, checkpointing: bool) -> Operations:
-    """Of matrix products and attention; the rest is below 1 % of them and bound by memory."""
+    def times(self, count: float) -> "Operations":
+        return Operations(count * self.forward, count * self.backward, count * self.again)
+
+    @property
+    def without_gradient(self) -> "Operations":
+        return Operations(self.forward, 0.0, 0.0)
+
+
+NOTHING = Operations(0.0, 0.0, 0.0)
+
+
+def operations(model: DiT, shapes: Shapes, checkpointing: bool, calls: int = 1) -> Operations:
+    """Of matrix products and attention; the rest is below 1 % of them and bound by memory.
+
+    calls: of the velocity after one preparation of actions and text, as a sampler makes them.
+    """
     cfg = model.cfg
     tokens = shapes.rows * shapes.seen * cfg.geometry.tokens
     words, frames = shapes.rows * shapes.text, shapes.rows * shapes.seen
-    pairs = sum(_pairs(span) for span in model.spans(*shapes.clip)) * shapes.rows + tokens * shapes.text
-    scores = 4.0 * pairs * cfg.dim
+    pairs = sum(_pairs(span) for span in shapes.spans(model)) * shapes.rows + tokens * shapes.text
+    scores = 4.0 * pairs * cfg.dim * calls
     forward, backward = cfg.depth * scores, BACKWARD_OF_ATTENTION * cfg.depth * scores
     blocks = forward
     for name, layer in model.named_modules():
@@ -204,6 +231,7 @@ def operations(model: DiT, shapes: Shapes, checkpointing: bool) -> Operations:
             rows = words
         elif name.startswith("patch") or (name.startswith("blocks.") and name.split(".")[2] not in ("down", "up")):
             rows = tokens
+        rows *= 1 if name.startswith(("action_", "text.")) or name.endswith("cross.kv") else calls
         to_input = _gradient_to_input(model, name)
         once = 2.0 * rows * layer.in_features * layer.out_features
         adapter = 0.0

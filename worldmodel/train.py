@@ -86,17 +86,19 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
             for update in objective.updates(clips):
                 for name, value in apply(accelerator, roles[update.role], update, run, step).items():
                     metrics[f"{update.role}/{name}"] = value
+            seconds = time.perf_counter() - started
+            timing = _timing(run, step, clips[0], seconds)
             step += 1
             frames = sum(clip.x.shape[0] * clip.x.shape[1] for clip in clips) * accelerator.num_processes
             current = {name: value for name, value in metrics.items() if not name.startswith("validation/")}
-            line.update(step, current, frames, time.perf_counter() - started)
+            line.update(step, current | timing, frames, seconds)
             asked = torch.tensor(stop.requested, device=accelerator.device)
             stopping = _mean(accelerator, asked.float()) > 0  # all ranks leave at the same step
 
             # Once in a while, and always at the end: log, validate, save, draw a sample.
             last = stopping or step == run.steps
             if last or step % run.log_every == 0:
-                accelerator.log(metrics, step=step)
+                accelerator.log(metrics | timing, step=step)
             if run.validate and (step == run.steps or _due(step, run.validate_every)):
                 found = validate(run, objective, roles["model"])
                 _check_finite(found, run, step)
@@ -152,6 +154,20 @@ def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Ob
         case other:
             plain: Any = other  # which fits the model: artifact.check
             return plain.build(model, shape, run.seed)
+
+
+def _timing(run: Run, step: int, clip: Clip, seconds: float) -> dict[str, float]:
+    """For objectives whose rollouts have a known length: wall time of the whole step over their chunks.
+
+    Beside the metrics, which are the same after every resume.
+    """
+    match run.objective:
+        case FrechetForcing() | SelfForcing() as forcing:
+            return {"seconds_per_chunk": seconds / forcing.rollouts.chunks(step)}
+        case Hero() as hero if isinstance(run.model, DiTConfig):
+            return {"seconds_per_chunk": seconds / (clip.x.shape[1] // run.model.chunk - hero.prefix)}
+        case _:
+            return {}
 
 
 def _batches(run: Run, accelerator: Accelerator, step: int) -> Iterator[list[Clip]]:

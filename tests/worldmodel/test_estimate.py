@@ -10,8 +10,8 @@ import torch
 from diffusers import WanTransformer3DModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import traced
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from worldmodel.chunk import ActionControl, Clip
@@ -54,18 +54,6 @@ CASES = {
         model=replace(SMALL, depth=8), batch=2, frames=6, lora=LoraConfig(rank=4), checkpointing=True, precision="bf16"
     ),
 }  # fmt: skip
-
-
-def traced(function):
-    """What `function` returns, and the bytes that are held after it and at its peak, by torch's own allocator."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
-        result = function()
-    held = peak = 0
-    for event in record.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return result, held, peak
 
 
 def real(work):

@@ -1,5 +1,6 @@
 """HERO's gradient identity, its choice of references and its history; pushforward and plain rollout supervision."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -11,11 +12,14 @@ from test_one_step import fields, small_fno
 from tiny import close, same_training, small_clip, small_dit, tensors_in, tiny_run
 
 from worldmodel import noise
+from worldmodel import train as training
 from worldmodel.errors import UserError
 from worldmodel.memory import FullConfig, WindowConfig
 from worldmodel.memory.last_frame import LastFrameConfig
 from worldmodel.models.one_step import Apply
 from worldmodel.models.world import StreamConfig
+from worldmodel.objectives.flow_matching import FlowMatching
+from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import (
     PERTURBATION,
     REFERENCES,
@@ -27,12 +31,12 @@ from worldmodel.objectives.hero import (
     spectral_discrepancy,
     strongest,
 )
+from worldmodel.objectives.own_rollouts import OwnRollouts
 from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.unrolled import Deployment, RolloutError, Unroll, frame_errors
 from worldmodel.optim import Schedule
 from worldmodel.rollout import join, replay, rollout, start
 from worldmodel.sampler import Euler, Pipelined
-from worldmodel.train import train as train_run
 
 STREAM = Deployment(sampler=Apply(), memory=LastFrameConfig())
 UNROLL = Unroll(stream=STREAM)
@@ -325,6 +329,20 @@ def test_what_cannot_be_unrolled_is_told():
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_step_reports_its_time_per_chunk(monkeypatch, tmp_path):
+    """Seconds of the whole step over the chunks of its rollouts: in the log, not among metrics, which resume alike."""
+    logged, clock = [], itertools.count()
+    monkeypatch.setattr(training.time, "perf_counter", lambda: 3.0 * next(clock))  # every step takes 3 s
+    monkeypatch.setattr(training.Accelerator, "log", lambda self, values, step: logged.append(dict(values)))
+    forcing = FrechetForcing(rollouts=OwnRollouts(lengths=((0, 1), (1, 3))), context=0.0, reality=0.0)
+    for name, objective, chunks in (("forcing", forcing, [1, 3]), ("hero", Hero(), [5, 5]), ("plain", None, [])):
+        logged.clear()
+        changes = {"steps": 2, "validate": 0, "objective": objective or FlowMatching()}
+        metrics = training.train(tiny_run(tmp_path / name, {"length": 12}, **changes))
+        assert [v["seconds_per_chunk"] for v in logged if "seconds_per_chunk" in v] == [3 / n for n in chunks]
+        assert len(logged) == 2 and "seconds_per_chunk" not in metrics
+
+
 @pytest.mark.parametrize("objective", [Hero(refresh=2, weight=2.0), Pushforward()])
 def test_a_run_trains_a_world_model_with_it_and_resumes(objective, tmp_path):
     """The first loss is that of the objective itself; what was stopped and went on is the same as what was not."""
@@ -332,20 +350,20 @@ def test_a_run_trains_a_world_model_with_it_and_resumes(objective, tmp_path):
         "objective": objective, "schedule": Schedule(shape="constant", warmup=0), "validate_every": 0, "validate": 1,
         "micro": 2, "steps": 4,
     }  # fmt: skip
-    metrics = train_run(tiny_run(tmp_path / "whole", **changes))
+    metrics = training.train(tiny_run(tmp_path / "whole", **changes))
     assert metrics["validation/loss"] > 0
     parts = tiny_run(tmp_path / "parts", **changes | {"steps": 1})
-    found = train_run(parts)
+    found = training.train(parts)
     torch.manual_seed(parts.seed)
     built = objective.build(parts.model.build(), parts.stream, parts.seed)
     losses, _, _ = run(built, next(parts.data.batches(0, 0, 1, 2)))
     assert found["model/loss"] == pytest.approx(float(losses.sum()), rel=1e-5)
-    train_run(replace(parts, steps=4))
+    training.train(replace(parts, steps=4))
     assert same_training(tmp_path / "parts", tmp_path / "whole")
     if isinstance(objective, Hero):
         assert any(name.startswith("objective.safetensors/lagged.") for name in tensors_in(tmp_path / "parts"))
     other = replace(parts, steps=6, stream=replace(parts.stream, sampler=Euler(steps=2)))
     with pytest.raises(UserError, match=r"stream\.sampler\.steps was 1"):
-        train_run(other)
+        training.train(other)
     with pytest.raises(UserError, match="needs clips of 8 latent frames"):
-        train_run(replace(parts, out=tmp_path / "long", objective=replace(objective, prefix=3)))
+        training.train(replace(parts, out=tmp_path / "long", objective=replace(objective, prefix=3)))

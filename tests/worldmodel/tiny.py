@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from worldmodel import checkpoint, noise
 from worldmodel import train as training
@@ -62,6 +63,18 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
     found, expected = found.detach(), expected.detach()
     error = float((found - expected).abs().max())
     assert error <= tolerance * max(1.0, float(expected.abs().max())), error
+
+
+def traced(function: Callable[[], Any]) -> tuple[Any, int, int]:
+    """What `function` returns, and the bytes that are held after it and at its peak, by torch's own allocator."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
+        result = function()
+    held = peak = 0
+    for event in record.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return result, held, peak
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,344 @@
+"""How many bytes and operations a step of an objective that rolls its model out takes, beside those of footprint.py.
+
+A rollout is counted chunk by chunk as the engine makes it: the sampler's calls, then the pass that writes the memory.
+Passes without gradient keep nothing; what a second pass keeps is one chunk's. Frozen decoders and encoders are not
+described by formulas: their operations, and what autograd saves of them, are counted on the networks themselves.
+
+Letters: b rows of a micro-batch, K frames of a chunk, N samples of a population, D features.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from worldmodel.encoders.frames import open_encoder
+from worldmodel.errors import UserError
+from worldmodel.footprint import NOTHING, Operations, Precision, Shapes, activations, operations
+from worldmodel.frechet.features import LatentStatistics
+from worldmodel.frechet.population import Queue
+from worldmodel.memory import WindowConfig
+from worldmodel.models.dit import DiT
+from worldmodel.models.tokenizer_folder import load_tokenizer
+from worldmodel.models.world import StreamConfig
+from worldmodel.objectives.frechet_forcing import FrechetForcing
+from worldmodel.objectives.hero import Hero
+from worldmodel.objectives.own_rollouts import OwnRollouts
+from worldmodel.objectives.pushforward import Pushforward
+from worldmodel.objectives.self_forcing import SelfForcing
+from worldmodel.sampler import Solver
+
+EIGENVALUES = 11  # operations of a symmetric D x D problem over D^3: with its vectors, and their backward pass
+DOUBLE = 2  # what an operation in fp64 costs in units of one in fp32
+
+Rolling = FrechetForcing | SelfForcing | Hero | Pushforward
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStep:
+    """One micro-batch's share of a step, the mean over steps where they differ."""
+
+    operations: Operations
+    activations: int  # bytes at the peak, memories of the rollouts included
+    chunks: float  # that rollouts make in a step
+    frozen: int = 0  # bytes of networks without gradient: teacher, lagged weights, decoders, encoders
+    host: int = 0  # bytes of populations and references, which stay in the host's memory
+    critics: int = 0  # further models of the same shape in training
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """A model and how it is rolled out."""
+
+    model: DiT  # on the meta device
+    rows: int
+    text: int
+    precision: Precision
+    checkpointing: bool
+    stream: StreamConfig
+
+    @property
+    def solver(self) -> Solver:
+        if not isinstance(self.stream.sampler, Solver):
+            raise UserError(f"training through a rollout needs Euler, Heun or FewStep, not {self.stream.sampler}")
+        return self.stream.sampler
+
+    @property
+    def guided(self) -> int:
+        """How many rows of the model a row of a rollout takes."""
+        return 1 if self.solver.guidance == 1.0 else 2
+
+    def chunk_shapes(self, place: int, copies: int = 1) -> Shapes:
+        """Of a pass over chunk number `place` of a stream."""
+        size, memory = self.model.chunk, self.stream.memory
+        past = memory.sink + memory.ring if isinstance(memory, WindowConfig) else place * size
+        return Shapes(self.rows * copies, size, None, size, self.text, self.precision, past)
+
+    def remember(self, place: int) -> Operations:
+        """The pass that writes a chunk to the memory."""
+        return operations(self.model, self.chunk_shapes(place), self.checkpointing)
+
+    def sample(self, place: int, calls: int) -> Operations:
+        """Calls of the sampler for a chunk."""
+        return operations(self.model, self.chunk_shapes(place, self.guided), self.checkpointing, calls)
+
+    def begin(self, prefix: int) -> Operations:
+        return sum((self.remember(place) for place in range(prefix)), NOTHING)
+
+    def rollout(self, prefix: int, chunks: int, calls: float) -> Operations:
+        """Chunks after a prefix, with a mean number of calls each."""
+        found = self.begin(prefix)
+        low = int(calls)
+        for place in range(prefix, prefix + chunks):
+            few = self.sample(place, low)
+            more = few if calls == low else self.sample(place, low + 1)
+            found += few.times(1 + low - calls) + more.times(calls - low) + self.remember(place)
+        return found
+
+    def clip_shapes(self, prefix: int, chunks: int, copies: int = 1) -> Shapes:
+        """Of a pass over all chunks of a rollout at once, the clean ones before each as its history."""
+        size = self.model.chunk
+        total = (prefix + chunks) * size
+        return Shapes(self.rows * copies, total, total - size, chunks * size, self.text, self.precision)
+
+    def clip(self, prefix: int, chunks: int, copies: int = 1) -> Operations:
+        return operations(self.model, self.clip_shapes(prefix, chunks, copies), self.checkpointing)
+
+    def peak(self, shapes: Shapes, passes: int = 1) -> int:
+        """Bytes of the graph of equal passes during their backward pass."""
+        kept, depth = activations(self.model, shapes), self.model.cfg.depth
+        return (passes - 1) * kept.held(depth, self.checkpointing) + kept.peak(depth, self.checkpointing)
+
+    def memory(self, frames: int) -> int:
+        """Bytes of keys and values that a rollout of so many frames remembers at its end."""
+        g, config = self.model.cfg.geometry, self.stream.memory
+        held = config.sink + config.ring if isinstance(config, WindowConfig) else frames
+        each = g.layers * self.rows * g.heads * held * g.tokens * g.head_dim
+        return 2 * each * next(self.model.parameters()).itemsize
+
+
+def rollout_step(rolled: Rolled, objective: Rolling, frames: int, micro: int, tokenizer: Path | None) -> RolloutStep:
+    """frames: of a clip. micro: micro-batches of a step. tokenizer: folder of the one whose decoder the terms need."""
+    match objective:
+        case FrechetForcing():
+            return _frechet(rolled, objective, micro, tokenizer)
+        case SelfForcing():
+            return _self_forcing(rolled, objective, micro)
+        case Hero():
+            return _hero(rolled, objective, frames)
+        case Pushforward():
+            return _pushforward(rolled, objective, frames)
+
+
+def _first(rolled: Rolled, cfg: OwnRollouts) -> Operations:
+    """The pass that rolls out, without gradient."""
+    calls = rolled.solver.calls
+    mean = (calls + 1) / 2 if cfg.gradients.policy == "exit_step" else calls  # the others skip none
+    return rolled.rollout(cfg.prefix, longest(cfg), mean).without_gradient
+
+
+def _again(rolled: Rolled, cfg: OwnRollouts) -> tuple[Operations, int]:
+    """The pass with gradient, and the bytes of its graph."""
+    prefix, chunks = cfg.prefix, longest(cfg)
+    if cfg.gradients.memory == "replay":
+        shapes = rolled.clip_shapes(prefix, chunks, rolled.guided)
+        return rolled.clip(prefix, chunks, rolled.guided), rolled.peak(shapes)
+    chosen = len(cfg.gradients.calls(rolled.solver.calls, 0.0))
+    found = rolled.begin(prefix).without_gradient
+    for place in range(prefix, prefix + chunks):
+        found += rolled.sample(place, chosen) + rolled.remember(place).without_gradient
+    return found, rolled.peak(rolled.chunk_shapes(prefix + chunks - 1, rolled.guided), chosen)
+
+
+def longest(cfg: OwnRollouts) -> int:
+    """Chunks of the schedule's longest rollouts, which an estimate is of."""
+    return max(chunks for _, chunks in cfg.lengths)
+
+
+def _frechet(rolled: Rolled, cfg: FrechetForcing, micro: int, tokenizer: Path | None) -> RolloutStep:
+    prefix, chunks = cfg.rollouts.prefix, longest(cfg.rollouts)
+    size, latent = rolled.model.chunk, rolled.model.cfg
+    remembered = rolled.memory((prefix + chunks + cfg.last) * size)  # of one micro-batch; all are rolled out first
+    found, graphs, frozen, host = _first(rolled, cfg.rollouts), [0], 0, 0
+    if cfg.context or (cfg.reality and cfg.encoders):
+        again, graph = _again(rolled, cfg.rollouts)
+        found, graphs = found + again, [*graphs, graph + remembered]
+    dimensions: list[tuple[int, int]] = []  # features, and samples of a micro-batch
+    if cfg.context:
+        statistics = LatentStatistics(
+            channels=latent.channels, height=latent.size[0], width=latent.size[1], patches=cfg.patches
+        )
+        dimensions.append((statistics.source.dimension, rolled.rows * chunks * size))
+    looks = [look(choice, tokenizer, rolled.model, chunks * size, cfg.stride) for choice in _encoders(cfg)]
+    for one in looks:
+        found += one.operations.times(rolled.rows)
+        frozen += one.weights
+        dimensions.append((one.dimension, rolled.rows * one.pictures))
+    if looks:  # all distances are scored together
+        graphs.append(rolled.rows * (sum(one.graph for one in looks) + max(one.gradient for one in looks)))
+    for dimension, samples in dimensions:
+        population = cfg.population.capacity if isinstance(cfg.population, Queue) else samples
+        found += _distance(cfg, dimension, population)
+        host += _population(cfg, dimension)
+    if cfg.anchor:
+        place = prefix + chunks + cfg.last
+        found += sum((rolled.remember(place - 1 - n).without_gradient for n in range(cfg.last)), NOTHING)
+        found += rolled.remember(place)  # as one call without guidance
+        graphs.append(rolled.peak(rolled.chunk_shapes(place)))
+    return RolloutStep(found, max(graphs) + micro * remembered, chunks, frozen, host)
+
+
+def _encoders(cfg: FrechetForcing) -> tuple[str, ...]:
+    return cfg.encoders if cfg.reality else ()
+
+
+def _self_forcing(rolled: Rolled, cfg: SelfForcing, micro: int) -> RolloutStep:
+    prefix, chunks = cfg.rollouts.prefix, longest(cfg.rollouts)
+    clip = rolled.clip(prefix, chunks)
+    again, graph = _again(rolled, cfg.rollouts)
+    scores = clip.without_gradient.times(2 if cfg.guidance == 1.0 else 3)  # critic, teacher, teacher without control
+    found = _first(rolled, cfg.rollouts) + clip + (scores + again).times(1 / cfg.ratio)
+    weights = sum(p.nbytes for p in rolled.model.parameters())
+    peak = max(rolled.peak(rolled.clip_shapes(prefix, chunks)), graph)
+    memory = (micro + 1) * rolled.memory((prefix + chunks) * rolled.model.chunk)
+    return RolloutStep(found, peak + memory, chunks, frozen=weights, critics=1)
+
+
+def _hero(rolled: Rolled, cfg: Hero, frames: int) -> RolloutStep:
+    """Gradients flow through all of a rollout; two more make the references."""
+    size, calls = rolled.model.chunk, rolled.solver.calls
+    chunks = frames // size - cfg.prefix
+    depth, checkpointing = rolled.model.cfg.depth, rolled.checkpointing
+    reference, found = rolled.rollout(cfg.prefix, chunks, calls).without_gradient, NOTHING
+    for place in range(cfg.prefix + chunks):
+        if place >= cfg.prefix:
+            found += rolled.sample(place, calls)
+        written = rolled.remember(place)
+        if place == cfg.prefix + chunks - 1:  # nothing comes after the last one
+            found += written.without_gradient
+        else:  # what is remembered are keys and values: the last block is hardly on their way
+            found += Operations(written.forward, written.backward * (1 - 1 / depth), written.again)
+    held = 0
+    for place in range(cfg.prefix + chunks):
+        kept = activations(rolled.model, rolled.chunk_shapes(place))
+        held += kept.held(depth, checkpointing)
+        if place >= cfg.prefix:
+            kept = activations(rolled.model, rolled.chunk_shapes(place, rolled.guided))
+            held += calls * kept.held(depth, checkpointing)
+    last = activations(rolled.model, rolled.chunk_shapes(cfg.prefix + chunks - 1, rolled.guided))
+    peak = held - last.held(depth, checkpointing) + last.peak(depth, checkpointing)
+    weights = sum(p.nbytes for p in rolled.model.parameters())
+    memory = rolled.memory(frames)
+    return RolloutStep(found + reference.times(2), peak + memory, chunks, frozen=weights)
+
+
+def _pushforward(rolled: Rolled, cfg: Pushforward, frames: int) -> RolloutStep:
+    """The mean over the drawn lengths."""
+    size, calls = rolled.model.chunk, rolled.solver.calls
+    most = frames // size - cfg.prefix
+    found = NOTHING
+    for chunks in range(1, most + 1):
+        before = rolled.rollout(cfg.prefix, chunks - 1, calls).without_gradient
+        found += (before + rolled.sample(cfg.prefix + chunks - 1, calls)).times(1 / most)
+    graph = rolled.peak(rolled.chunk_shapes(cfg.prefix + most - 1, rolled.guided), calls)
+    return RolloutStep(found, graph + rolled.memory(frames), (most + 1) / 2)
+
+
+# -- frozen networks and distances -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A frozen decoder and encoder, over the frames of one row's rollout."""
+
+    operations: Operations
+    graph: int  # bytes that autograd saves
+    gradient: int  # bytes on the way back: two of the largest of them
+    weights: int  # bytes
+    dimension: int
+    pictures: int  # that are encoded
+
+
+def look(choice: str, tokenizer: Path | None, model: DiT, latents: int, stride: int) -> Look:
+    """The encoder `choice` behind the tokenizer's decoder, for a row of so many latent frames.
+
+    The decoder is counted on the meta device; the encoder, which may be any file, on one real picture.
+    """
+    if tokenizer is None:
+        raise UserError("estimate: a Frechet distance of decoded frames needs the tokenizer's folder")
+    network: Any = load_tokenizer(tokenizer).requires_grad_(False)  # pyright: ignore[reportAttributeAccessIssue]
+    cells = model.cfg.size
+    encoder = open_encoder(choice, network)
+    size = [cell * network.spatial for cell in cells]
+    z = torch.zeros(1, latents, model.cfg.channels, *cells, device="meta", requires_grad=True)
+    decoded, pixels = _counted(copy.deepcopy(network).to("meta").decode, z)
+    picture = torch.zeros(1, 3, *size, requires_grad=True)
+    encoded, features = _counted(encoder.features, picture)
+    pictures = pixels.shape[1] // stride
+    return Look(
+        operations=decoded[0] + encoded[0].times(pictures),
+        graph=sum(decoded[1]) + pictures * sum(encoded[1]),
+        gradient=2 * max(0, *decoded[1], *(pictures * size for size in encoded[1])),
+        weights=_weights(network) + sum(_weights(m) for m in vars(encoder).values() if _is_other(m, network)),
+        dimension=features.shape[1],
+        pictures=pictures,
+    )
+
+
+def _is_other(value: Any, network: nn.Module) -> bool:
+    return isinstance(value, nn.Module) and value is not network
+
+
+def _weights(network: nn.Module) -> int:
+    return sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
+
+
+def _counted(function: Any, x: Tensor) -> tuple[tuple[Operations, list[int]], Tensor]:
+    """Operations of a frozen network forward and back to its input, bytes that its graph holds; and what it returns."""
+    with FlopCounterMode(display=False) as forward, _saved() as saved:
+        made = function(x)
+    with FlopCounterMode(display=False) as backward:
+        made.sum().backward()
+    found = Operations(forward.get_total_flops(), backward.get_total_flops(), 0.0)
+    return (found, list(saved.values())), made.detach()
+
+
+@contextmanager
+def _saved() -> Iterator[dict[int, int]]:
+    """Bytes of the storages that autograd saves for a backward pass, those of weights left out."""
+    found: dict[int, int] = {}
+    alive: list[Tensor] = []  # so that no address is used twice
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            alive.append(tensor)
+            found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield found
+
+
+def _distance(cfg: FrechetForcing, dimension: int, samples: int) -> Operations:
+    """A Frechet distance and its gradient, in units of fp32."""
+    if cfg.frechet.mode != "full":
+        return NOTHING
+    n, d = float(samples), float(dimension)
+    if samples <= dimension and not cfg.frechet.shrinkage and isinstance(cfg.population, Queue):
+        products, order = 2 * n * d * d + 2 * n * n * d, n
+    else:
+        products, order = 2 * n * d * d + 4 * d**3, d
+    return Operations(DOUBLE * products, DOUBLE * (2 * products + EIGENVALUES * order**3), 0.0)
+
+
+def _population(cfg: FrechetForcing, dimension: int) -> int:
+    """Bytes of a term's population and of its reference: mean, covariance, and the covariance's root."""
+    square = 8 * dimension * dimension
+    own = 4 * cfg.population.capacity * dimension if isinstance(cfg.population, Queue) else square
+    return own + square * (2 if cfg.frechet.mode == "full" else 1)
