@@ -17,6 +17,7 @@ import tyro
 
 from worldmodel.calibration import calibrate
 from worldmodel.serve.client import Client, measure
+from worldmodel.serve.protocol import VERSION, Hello
 
 
 def drive(
@@ -25,10 +26,12 @@ def drive(
     forward: float = 1.0,
     strafe: float = 0.0,
     frames: int = 96,
+    world: str | None = None,
+    seed: int = 0,
     out: Path | None = None,
 ) -> None:
-    """Hold actions for some pictures and write the last one."""
-    with Client(address) as client:
+    """Hold actions for some pictures and write the last one. world: a name that the server knows; None: its first."""
+    with Client(address, Hello(version=VERSION, world=world, seed=seed)) as client:
         client.message("started")
         client.hold(turn=turn, forward=forward, strafe=strafe)
         last = list(islice(client.frames(), frames))[-1]

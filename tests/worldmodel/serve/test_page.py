@@ -301,6 +301,54 @@ def test_a_recording_is_downloaded(painted, serving, open_page) -> None:
         assert page.locator("#recording").is_hidden()
 
 
+def test_the_same_keys_in_another_world(world, base, serving, open_page) -> None:
+    """T repeats the run in the other world, with the pictures of this one beside it; a key takes over."""
+    with serving(world, base=base) as (address, studio):
+        page = open_page(address)
+        live(page)
+        (session,) = studio.sessions
+        assert page.locator("#worlds button").all_text_contents() == ["world", "base"]
+        assert page.locator("#before-screen").is_hidden()
+        page.keyboard.down("w")
+        page.wait_for_selector(".key.down")
+        page.wait_for_timeout(300)
+        page.keyboard.up("w")
+        while session.projector.index < 60:
+            page.wait_for_timeout(20)
+        for name, before in (("base", "world"), ("world", "base")):
+            page.keyboard.press("t")
+            page.wait_for_selector(f'#worlds button[data-world="{name}"][aria-checked="true"]')
+            page.wait_for_selector("#before-screen", state="visible")
+            assert page.text_content("#before-name") == f"{before}, before"
+            page.wait_for_selector(".key.down")  # the recorded one
+            page.click("#faster")
+            page.wait_for_selector('#veil[data-kind="over"]')
+            while session.choices.pace != world.fps:
+                page.wait_for_timeout(20)
+        same = "Array.from(document.getElementById(ID).getContext('2d').getImageData(0, 0, 16, 16).data).join()"
+        assert page.evaluate(same.replace("ID", "'dream'")) != page.evaluate(same.replace("ID", "'before'"))
+        page.click('#worlds button[data-world="base"]')
+        page.wait_for_function("() => parseFloat(document.getElementById('script-done').style.width) > 10")
+        page.keyboard.down("s")
+        page.wait_for_selector("#script", state="hidden")
+        assert page.locator("#before-screen").is_hidden()
+        live(page)
+        made = session.projector.index
+        while session.projector.index < made + 8:
+            page.wait_for_timeout(20)
+        assert page.locator(".key.down").all_text_contents() == ["↓Sback"]
+
+
+def test_one_world_has_no_switch(painted, serving, open_page) -> None:
+    with serving(painted) as (address, studio):
+        page = open_page(address)
+        live(page)
+        assert page.locator("#switcher").is_hidden() and page.locator("#world-name").is_hidden()
+        page.keyboard.press("t")
+        page.wait_for_timeout(200)
+        assert studio.sessions[0].projector.stream == 1
+
+
 class Mirror:
     """A simulator that shows its last turn as green."""
 
