@@ -13,12 +13,12 @@ from worldmodel.datasets.held_out import held_out
 from worldmodel.evaluate.actions import evaluate_actions
 from worldmodel.evaluate.compare import evaluate_compare
 from worldmodel.evaluate.compare_arms import parse_arms
-from worldmodel.evaluate.compare_measure import CompareSettings
+from worldmodel.evaluate.compare_bench import CompareSettings
 from worldmodel.evaluate.drift import evaluate_drift
 from worldmodel.evaluate.latency import evaluate_latency
 from worldmodel.evaluate.probe import WINDOW
 from worldmodel.evaluate.report import Report
-from worldmodel.evaluate.report_files import write
+from worldmodel.evaluate.report_files import write, write_pictures
 from worldmodel.models.world import WorldModel
 from worldmodel.options import check_range, check_seeds, check_threads
 
@@ -63,6 +63,7 @@ def drift(
 def compare(
     arms: tuple[str, ...],
     data: Path,
+    train_data: Path | None = None,
     out: Path | None = None,
     json: Path | None = None,
     keep: Path | None = None,
@@ -86,9 +87,11 @@ def compare(
 
     Each arm is NAME=FOLDER,FOLDER,...: the first arm is the baseline, and folder i of every arm belongs to the same
     training seed. All models get the same --rollouts beginnings of --data, the same recorded actions and noise, and are
-    rolled out for --frames frames; --windows windows of --window frames are judged in the first of --encoders. --clips
-    short beginnings are continued for --horizon frames. --clip-frames: what the models were trained on, for the plot.
-    --keep FOLDER keeps what was measured of each model, so that another arm later costs its own measurement only.
+    rolled out for --frames frames; --windows windows of --window frames are judged in the first of --encoders. Whether
+    actions are followed is read by a probe that learns from --train-data (without: not measured), in the windows and in
+    --clips short beginnings that are continued for --horizon frames. --clip-frames: what the models were trained on,
+    for the plot. --keep FOLDER keeps what was measured of each model, so that another arm later costs its own
+    measurement only, and a run that was stopped goes on.
     """
     command = _command(compare, locals())
     check_range(1, rollouts=rollouts, windows=windows, clips=clips, horizon=horizon, context=context)
@@ -101,9 +104,11 @@ def compare(
     def open_world(folder: str) -> WorldModel:
         return _load(Path(folder), device, threads)
 
+    first = open_world(chosen[0].folders[0])
     found = evaluate_compare(
         chosen,
-        held_out(data, open_world(chosen[0].folders[0]), camera),
+        held_out(data, first, camera),
+        None if train_data is None else held_out(train_data, first, camera),
         settings=CompareSettings(
             frames=frames, window=window, windows=windows, rollouts=rollouts, clips=clips, horizon=horizon,
             context=context, seeds=seeds,
@@ -113,6 +118,8 @@ def compare(
         kept=keep,
         open_world=open_world,
     )  # fmt: skip
+    if out is not None:
+        write_pictures(found, out, "compare_start")
     return _finish(replace(found, command=command), "compare", out, json)
 
 

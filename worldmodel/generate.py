@@ -1,6 +1,6 @@
 """Long generation from a model's own beginnings or from recordings, as video."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -76,12 +76,7 @@ def generate(
     """
     chunks = control.length // world.dit.chunk
     with progress_bar("rollout", chunks * world.pixel_frames, shown=not quiet) as advance:
-        pieces = []
-        for piece in generated(world, context, control, seed, sampler):
-            if pieces:  # the first one is the context
-                advance(piece.shape[1])
-            pieces.append(piece)
-    return np.concatenate(pieces, 1)
+        return np.concatenate(list(_told(generated(world, context, control, seed, sampler), advance)), 1)
 
 
 def _check_finite(x: Tensor, name: str, first: int) -> None:
@@ -107,7 +102,7 @@ def write_rollout(
     """Write a video of the context and `frames` generated latent frames, one column per row of the recording.
 
     With a recording [B, T, ...] its first chunk is the context and its actions are followed; otherwise the model's own
-    beginnings are continued under wandering actions.
+    beginnings are continued under wandering actions. Frames are written as they are made: no length needs more memory.
     """
     size = world.dit.chunk
     context = context_of(world) if recording is None else recording.frames(0, size)
@@ -120,8 +115,18 @@ def write_rollout(
     else:
         control = recording.control.frames(size, size + length + ahead)
     seeds = seed + torch.arange(context.batch)
-    video = generate(world, context, control, seeds, sampler)
-    write_video(out, enlarge(np.concatenate(list(video), 2), scale), world.fps)
+    with progress_bar("rollout", length // size * world.pixel_frames) as advance:
+        pieces = _told(generated(world, context, control, seeds, sampler), advance)
+        pictures = (np.concatenate(list(piece[:, time]), 1) for piece in pieces for time in range(piece.shape[1]))
+        write_video(out, (enlarge(picture, scale) for picture in pictures), world.fps)
+
+
+def _told(pieces: Iterator[NDArray[np.uint8]], advance: Callable[[int], None]) -> Iterator[NDArray[np.uint8]]:
+    """The pieces of `generated`, each counted, but for the first one, which is the context."""
+    yield next(pieces)
+    for piece in pieces:
+        advance(piece.shape[1])
+        yield piece
 
 
 def write_comparison(world: WorldModel, clip: Clip[ActionControl], out: Path, rows: int = 4, scale: int = 3) -> None:

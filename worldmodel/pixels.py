@@ -1,5 +1,7 @@
 """Pictures at the border (uint8 [..., H, W, 3] RGB) and pixels inside models (float [..., 3, H, W] in [-1, 1])."""
 
+import itertools
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 
@@ -58,28 +60,36 @@ def check_video(path: Path) -> None:
     check_creatable(path)
 
 
-def write_video(path: Path, frames: np.ndarray, fps: float, quality: int = 16) -> None:
+def write_video(path: Path, frames: np.ndarray | Iterable[Picture], fps: float, quality: int = 16) -> None:
     """Write uint8 [T, H, W, 3] as H.264 (yuv420p, short groups of pictures). Odd sizes lose their last row or column.
 
+    Frames that come one by one are written as they come, and none is held; the file takes its place when it is whole.
     fps may be fractional, such as 30000 / 1001. quality: x264's constant rate factor, lower is better. A place that
     cannot be written to, or a full disk, is a UserError.
     """
     check_video(path)
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
-        _encode(path, frames, fps, quality)
+        _encode(partial, frames, fps, quality)
+        partial.replace(path)
     except (OSError, av.FFmpegError) as error:
         raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
-def _encode(path: Path, frames: np.ndarray, fps: float, quality: int) -> None:
+def _encode(path: Path, frames: np.ndarray | Iterable[Picture], fps: float, quality: int) -> None:
     rate = Fraction(fps).limit_denominator(1001)
-    height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2
+    frames = iter(frames)
+    if (first := next(frames, None)) is None:
+        raise ValueError("a video has at least one frame")
+    height, width = first.shape[0] // 2 * 2, first.shape[1] // 2 * 2
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=rate)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.options = {"crf": str(quality), "g": "12", "preset": "veryfast"}
-        for frame in frames:
+        for frame in itertools.chain((first,), frames):
             picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[:height, :width]), format="rgb24")
             container.mux(stream.encode(picture))
         container.mux(stream.encode())

@@ -7,61 +7,76 @@ from typing import Any
 
 from worldmodel.encoders.frames import open_encoder
 from worldmodel.errors import UserError
-from worldmodel.evaluate.compare_arms import Arm, Measured, Open, check_same
-from worldmodel.evaluate.compare_keep import keep, kept_key, load_kept
-from worldmodel.evaluate.compare_measure import (
-    Bench,
-    CompareSettings,
-    Measurement,
-    frames_to_make,
-    measure,
-    model_key,
-    prepare,
-    scale_key,
+from worldmodel.evaluate.compare_actions_report import (
+    following_figure,
+    following_metrics,
+    following_table,
+    following_verdicts,
+    followings,
+    picture_metrics,
+    picture_table,
+    recorded_following,
 )
+from worldmodel.evaluate.compare_arms import Arm, Measured, Open, check_same
+from worldmodel.evaluate.compare_bench import Bench, CompareSettings, prepare
+from worldmodel.evaluate.compare_following import Reader, reader_of, recordings_key
+from worldmodel.evaluate.compare_keep import keep, keep_probe, kept_key, load_kept, load_probe
+from worldmodel.evaluate.compare_measure import Measurement, frames_to_make, measure, model_key, scale_key
 from worldmodel.evaluate.compare_page import distance_figure, notes
-from worldmodel.evaluate.compare_report import distance_metrics, distance_table, distance_verdicts
+from worldmodel.evaluate.compare_report import distance_metrics, distance_tables, distance_verdicts
 from worldmodel.evaluate.compare_sheet import films, sheets
+from worldmodel.evaluate.following import train_probe
 from worldmodel.evaluate.long_rollouts import Scale, scale_of
+from worldmodel.evaluate.probe import WINDOW
 from worldmodel.evaluate.recordings import Recordings, check_fit
 from worldmodel.evaluate.report import Report
+from worldmodel.fingerprint import fingerprint
 from worldmodel.models.world import WorldModel
 from worldmodel.progress import progress_bar
+
+PROBE_FRAMES, PROBE_EPOCHS = 24, 12  # as in `evaluate actions`
 
 
 def evaluate_compare(
     arms: Sequence[Arm],
     recordings: Recordings,
+    train: Recordings | None = None,
     *,
     settings: CompareSettings | None = None,
     encoders: tuple[str, ...] = ("lite0", "autoencoder"),
     clip_frames: int | None = None,
+    probe_clips: int = 800,
     kept: Path | None = None,
     open_world: Open = lambda folder: WorldModel.find(Path(folder)),
     quiet: bool = False,
 ) -> Report:
     """Roll out every model of every arm from the same beginnings and compare how they drift.
 
-    arms: the first is the baseline. encoders: the first is the judge. clip_frames: pixel frames of the clips that the
-    models were trained on, for the plot. kept: a folder for what was measured of each model, see compare_keep.
-    One model is in memory at a time, and of its rollouts only the frames that are looked at.
+    arms: the first is the baseline. recordings: held out; train: what a probe of the actions learns from, from
+    `probe_clips` clips (None: action following is not measured). encoders: the first is the judge. clip_frames: pixel
+    frames of the clips that the models were trained on, for the plot. kept: a folder for what was measured of each
+    model, see compare_keep. One model is in memory at a time, and of its rollouts only the frames that are looked at.
 
     Example: evaluate_compare(parse_arms(("base=runs/a0,runs/a1", "forced=runs/f0,runs/f1")), recordings)
     """
     settings = settings or CompareSettings()
-    _check(settings, encoders, clip_frames)
+    _check(settings, encoders, clip_frames, train is not None)
     world = check_same(arms, open_world)
     check_fit(world, recordings)
     bench = prepare(world, recordings, settings)
+    reader, read_by = None, "no probe"
+    if train is not None:
+        check_fit(world, train)
+        reader, read_by = _reader(world, train, bench, probe_clips, kept, quiet)
     scales = _scales(world, bench, encoders, quiet)
-    shared = kept_key(bench.key, *(scale_key(scale) for scale in scales))
-    found = tuple(_measured(arm, bench, scales, shared, kept, open_world, quiet) for arm in arms)
-    return _report(world, bench, scales, found, clip_frames)
+    shared = kept_key(bench.key, read_by, *(scale_key(scale) for scale in scales))
+    found = tuple(_measured(arm, bench, scales, reader, shared, kept, open_world, quiet) for arm in arms)
+    return _report(world, bench, scales, reader, found, clip_frames)
 
 
-def _check(settings: CompareSettings, encoders: tuple[str, ...], clip_frames: int | None) -> None:
+def _check(settings: CompareSettings, encoders: tuple[str, ...], clip_frames: int | None, probe: bool) -> None:
     counts = {name: value for name, value in asdict(settings).items() if isinstance(value, int)}
-    least = {"window": 3, "frames": 3} | ({} if clip_frames is None else {"clip_frames": 1})
+    least = {"window": WINDOW + 1, "horizon": WINDOW} if probe else {"window": 3}
     for name, value in (counts | ({} if clip_frames is None else {"clip_frames": clip_frames})).items():
         if value < least.get(name, 1):
             raise UserError(f"compare: {name} must be at least {least.get(name, 1)}, not {value}")
@@ -72,6 +87,23 @@ def _check(settings: CompareSettings, encoders: tuple[str, ...], clip_frames: in
         )
     if not encoders or len(set(encoders)) < len(encoders):
         raise UserError(f"compare: give different encoders, one or more, not {list(encoders)}")
+
+
+def _reader(
+    world: WorldModel, train: Recordings, bench: Bench, clips: int, kept: Path | None, quiet: bool
+) -> tuple[Reader, str]:
+    """A probe, trained here or kept from before, and a name for it."""
+    tokenizer: Any = world.tokenizer  # tokenizers are modules
+    seed = bench.settings.seeds[0]
+    sizes = f"{clips} {PROBE_FRAMES} {PROBE_EPOCHS} {seed}"
+    key = kept_key("probe", recordings_key(train), fingerprint(tokenizer), sizes)
+    probe = load_probe(kept, key)
+    if probe is None:
+        total = clips * (PROBE_FRAMES + PROBE_EPOCHS * (PROBE_FRAMES - WINDOW))
+        with progress_bar("probe", total, unit="windows", shown=not quiet) as progress:
+            probe, _ = train_probe(world, train, clips, PROBE_FRAMES, PROBE_EPOCHS, seed, progress, progress)
+        keep_probe(kept, key, probe)
+    return reader_of(world, bench, probe), key
 
 
 def _scales(world: WorldModel, bench: Bench, encoders: tuple[str, ...], quiet: bool) -> tuple[Scale, ...]:
@@ -89,6 +121,7 @@ def _measured(
     arm: Arm,
     bench: Bench,
     scales: tuple[Scale, ...],
+    reader: Reader | None,
     shared: str,
     kept: Path | None,
     open_world: Open,
@@ -100,21 +133,20 @@ def _measured(
         key = kept_key(shared, model_key(world))
         known = load_kept(kept, key)
         if known is None:
-            known = _measure(world, bench, scales, f"{arm.name} {len(found) + 1}/{len(arm.folders)}", quiet)
+            name = f"{arm.name} {len(found) + 1}/{len(arm.folders)}"
+            known = _measure(world, bench, scales, reader, name, quiet)
             keep(kept, key, known, _about(arm, folder, bench, scales))
         found.append(known)
     return Measured(arm, tuple(found))
 
 
-def _measure(world: WorldModel, bench: Bench, scales: tuple[Scale, ...], name: str, quiet: bool) -> Measurement:
+def _measure(
+    world: WorldModel, bench: Bench, scales: tuple[Scale, ...], reader: Reader | None, name: str, quiet: bool
+) -> Measurement:
     settings = bench.settings
-    made = frames_to_make(world, settings)
-    seen = len(scales) * len(bench.starts) * settings.rollouts * settings.window
-    with (
-        progress_bar(f"rollouts: {name}", made, shown=not quiet) as rolled,
-        progress_bar(f"features: {name}", seen, shown=not quiet) as encoded,
-    ):
-        return measure(world, bench, scales, rolled, encoded)
+    encoded = len(scales) * len(bench.starts) * settings.rollouts * settings.window
+    with progress_bar(name, frames_to_make(world, settings) + encoded, shown=not quiet) as progress:
+        return measure(world, bench, scales, reader, progress)
 
 
 def _about(arm: Arm, folder: str, bench: Bench, scales: tuple[Scale, ...]) -> dict[str, Any]:
@@ -123,7 +155,12 @@ def _about(arm: Arm, folder: str, bench: Bench, scales: tuple[Scale, ...]) -> di
 
 
 def _report(
-    world: WorldModel, bench: Bench, scales: tuple[Scale, ...], arms: tuple[Measured, ...], clip_frames: int | None
+    world: WorldModel,
+    bench: Bench,
+    scales: tuple[Scale, ...],
+    reader: Reader | None,
+    arms: tuple[Measured, ...],
+    clip_frames: int | None,
 ) -> Report:
     pictures = bench.settings.rollouts * bench.settings.window
     metrics, tables, figures, series = {}, [], [], {}
@@ -131,26 +168,37 @@ def _report(
         encoder = scale.encoder.name
         curves = [arm.curves(number, scale) for arm in arms]
         metrics |= distance_metrics(arms, curves, bench.places, encoder, f"__{encoder}" if number else "")
-        tables.append(distance_table(arms, curves, bench.places, encoder))
+        tables += distance_tables(arms, curves, bench.places, encoder)
         figures.append(distance_figure(arms, curves, bench.places, scale, pictures, clip_frames))
         series[encoder] = {arm.name: curve.values.tolist() for arm, curve in zip(arms, curves, strict=True)}
-    judged = [arm.curves(0, scales[0]) for arm in arms]
+    verdicts = distance_verdicts(arms, [arm.curves(0, scales[0]) for arm in arms], bench.places)
+    series = {"fd_above_floor": series}
+    if reader is not None:
+        followed, recorded = followings(reader, arms), recorded_following(reader)
+        metrics |= following_metrics(arms, followed, recorded)
+        tables.append(following_table(arms, followed, recorded))
+        figures.append(following_figure(arms, followed, recorded, bench, reader))
+        verdicts += following_verdicts(arms, followed)
+        found = zip(arms, followed, strict=True)
+        series["follow_r2"] = {arm.name: each.long.values.tolist() for arm, each in found}
     return Report(
         command="worldmodel evaluate compare " + " ".join(f"{arm.name}={','.join(arm.arm.folders)}" for arm in arms),
+        title="Drift: " + ", ".join(arm.name for arm in arms),
         seeds=bench.settings.seeds,
         device=str(world.device),
-        metrics=metrics,
+        metrics=metrics | picture_metrics(arms),
         headline=tuple(f"{arm.name}/fd_{place}_window" for arm in arms for place in ("first", "last")),
-        verdicts=distance_verdicts(arms, judged, bench.places),
-        notes=notes(world, bench, arms, scales, clip_frames),
-        tables=tuple(tables),
+        verdicts=verdicts,
+        notes=notes(world, bench, arms, scales, reader, clip_frames),
+        tables=(*tables, picture_table(arms)),
         figures=tuple(figures),
         films=films(bench, arms, world.fps),
         pictures=sheets(bench, arms),
         curves={
+            "folders": {arm.name: list(arm.arm.folders) for arm in arms},
             "window_first_frame": [start + 1 for start in bench.starts],
             "window_middle": bench.places.tolist(),
             "floor": {scale.encoder.name: scale.floor.value for scale in scales},
-            "fd_above_floor": series,
+            **series,
         },
     )

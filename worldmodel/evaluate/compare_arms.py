@@ -32,8 +32,8 @@ def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
         folders = tuple(folder.strip() for folder in rest.split(","))
         if not sign or not name.strip() or not all(folders):
             raise UserError(f"arm '{text}': give NAME=FOLDER,FOLDER,... with a folder for each training seed")
-        if "/" in name:
-            raise UserError(f"arm '{text}': a name holds no '/'; metrics are called ARM/MEASURE")
+        if "/" in name or name.strip() == "recorded":
+            raise UserError(f"arm '{text}': a name is not 'recorded' and holds no '/'; metrics are called ARM/MEASURE")
         if name.strip() in [arm.name for arm in arms]:
             raise UserError(f"arm '{name.strip()}' is named twice")
         arms.append(Arm(name.strip(), folders))

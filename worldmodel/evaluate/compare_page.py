@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from worldmodel.evaluate import plots
 from worldmodel.evaluate.compare_arms import Measured
-from worldmodel.evaluate.compare_measure import Bench
+from worldmodel.evaluate.compare_bench import Bench
+from worldmodel.evaluate.compare_following import Reader
 from worldmodel.evaluate.compare_statistics import Curves
+from worldmodel.evaluate.following import VALID
 from worldmodel.evaluate.long_rollouts import Scale
 from worldmodel.evaluate.report import Figure
 from worldmodel.models.world import WorldModel
@@ -21,6 +24,24 @@ def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
+def drawn_curve(ax: Axes, places: NDArray[np.float64], curve: Curves, name: str, number: int, arms: int) -> list[float]:
+    """Draw an arm: mean, band over seeds, single seeds, jackknife whiskers. Returns the values that must be seen."""
+    mean, shade = curve.values.mean(0), colour(number)
+    band = curve.band() if len(curve.values) > 2 else None
+    if band is not None:
+        ax.fill_between(places, *band, color=shade, alpha=0.13, linewidth=0)
+    if len(curve.values) > 1:
+        ax.plot(places, curve.values.T, color=shade, linewidth=0.7, alpha=0.55)
+    seen = [float(curve.values.min()), float(curve.values.max())]
+    whiskers = curve.whiskers()
+    if whiskers is not None:
+        shift = (number - (arms - 1) / 2) * (places[-1] - places[0]) * 0.004
+        ax.vlines(places + shift, *whiskers, color=shade, linewidth=1.0, alpha=0.45)
+        seen += [float(whiskers[0].min()), float(whiskers[1].max())]
+    ax.plot(places, mean, color=shade, linewidth=2.2, marker="o", markersize=3.5, label=name)
+    return seen
+
+
 def distance_figure(
     arms: Sequence[Measured],
     curves: Sequence[Curves],
@@ -29,24 +50,12 @@ def distance_figure(
     pictures: int,
     clip_frames: int | None,
 ) -> Figure:
-    """Frechet distance over the windows, all arms: means, their bands over seeds, single seeds, jackknife whiskers."""
+    """Frechet distance over the windows, all arms."""
     with plots.axes(9.0, 4.2) as (ax, out):
         edges = [0.0]
         for number, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
-            mean, shade = curve.values.mean(0), colour(number)
-            band = curve.band() if arm.seeds > 2 else None
-            if band is not None:
-                ax.fill_between(places, *band, color=shade, alpha=0.13, linewidth=0)
-            if arm.seeds > 1:
-                ax.plot(places, curve.values.T, color=shade, linewidth=0.7, alpha=0.55)
-            whiskers = curve.whiskers()
-            if whiskers is not None:
-                shift = (number - (len(arms) - 1) / 2) * (places[-1] - places[0]) * 0.004
-                ax.vlines(places + shift, *whiskers, color=shade, linewidth=1.0, alpha=0.45)
-                edges += [float(whiskers[1].max()), float(whiskers[0].min())]
-            ax.plot(places, mean, color=shade, linewidth=2.2, marker="o", markersize=3.5, label=arm.name)
-            edges += [float(curve.values.max()), float(curve.values.min())]
-        ax.axhline(0, color=plots.REAL, linewidth=1, linestyle=(0, (4, 2)))
+            edges += drawn_curve(ax, places, curve, arm.name, number, len(arms))
+        ax.axhline(0, color=plots.REAL, linewidth=1, linestyle=(0, (4, 2)), label="recorded frames")
         margin = 0.05 * (max(edges) - min(edges) or 1)
         ax.set_ylim(min(edges) - margin, max(edges) + margin)
         if clip_frames is not None:
@@ -55,17 +64,22 @@ def distance_figure(
             ax.annotate(" training clip", place, color="#64748b", fontsize=8.5, va="top")
         ax.set_xlabel("middle of the window, frames after the context")
         ax.set_ylabel("distance above the floor")
-        ax.legend(ncols=min(len(arms), 5), loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.4)
+        ax.legend(ncols=min(len(arms) + 1, 5), loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.4)
     text = (
         f"N = {pictures} pictures a window; 0 is as many real frames (the floor {scale.floor.value:.4g} is "
         f"subtracted). Thick: mean over training seeds; thin: single seeds; shaded: 95 % over seeds, from three on; "
         f"upright lines: 95 % jackknife over starts."
     )
-    return Figure(f"Frechet distance in {scale.encoder.name} features", out[0], text)
+    return Figure(f"Frechet distance in {scale.encoder.name} features", out[0], text, wide=True)
 
 
 def notes(
-    world: WorldModel, bench: Bench, arms: Sequence[Measured], scales: Sequence[Scale], clip_frames: int | None
+    world: WorldModel,
+    bench: Bench,
+    arms: Sequence[Measured],
+    scales: Sequence[Scale],
+    reader: Reader | None,
+    clip_frames: int | None,
 ) -> tuple[str, ...]:
     """How it was measured, one paragraph each."""
     settings, base = bench.settings, arms[0]
@@ -91,9 +105,21 @@ def notes(
         "Intervals over seeds: Student's t on one value per training seed (paired: on the seeds' differences); all "
         "seeds have the same starts, whose chance is therefore not in them. Intervals over starts: delete-one "
         "jackknife, a start being left out of both arms, all seeds, all windows and the floor at once; they hold for "
-        "these trained models. Slope: least squares over the windows' middles. Contrast and colour shift: of the last "
+        "these trained models, and count starts of one episode as independent. Slope: least squares over the windows' middles. Contrast and colour shift: of the last "
         "window, against real stretches.",
     ]
+    if reader is None:
+        found.append("Action following was not measured: no recordings were given for a probe to learn from.")
+    else:
+        scores = zip(reader.spec.names, reader.real_short.scores(), strict=True)
+        found.append(
+            f"Action following: R2 of one inverse-dynamics probe, trained on real recordings and the same for all "
+            f"models, which reads optical flow of neighbouring frames. Short: {settings.clips} held-out beginnings of "
+            f"their own, {settings.horizon} frames after {settings.context} chunks of real context. Long: the windows "
+            f"of the rollouts. Mean over {', '.join(reader.counted)}, the actions that it reads from recorded short "
+            f"clips with R2 of at least {VALID} (" + ", ".join(f"{name} {score:.2f}" for name, score in scores) + "). "
+            "Units of the jackknife are clips (short) and starts (long)."
+        )
     if clip_frames is not None:
         found.append(
             f"Models were trained on clips of {clip_frames} frames: rollouts are {settings.frames / clip_frames:.3g} "

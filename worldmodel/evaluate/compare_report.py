@@ -86,18 +86,18 @@ def below_zero(found: Estimate) -> Outcome:
 def distance_verdicts(
     arms: Sequence[Measured], curves: Sequence[Curves], places: NDArray[np.float64]
 ) -> tuple[Verdict, ...]:
-    """Of every arm but the baseline, in the judge's features."""
+    """Of every arm but the baseline, in the judge's features. As a bar, a first window below the floor counts as 0."""
     verdicts: list[Verdict] = []
     base, base_curve = arms[0].name, curves[0]
     for arm, curve in list(zip(arms, curves, strict=True))[1:]:
         first, last = curve.first_window, curve.last_window
-        flat = estimate(combined(lambda b, a: b - FLAT * a, last, first))
+        flat = estimate(combined(lambda b, a: b - FLAT * np.maximum(a, 0), last, first))
         values, ratio = f"{_mean(last)} after {_mean(first)}", quotient(curve)
         text = (
             f"{values}, {rounded(ratio.value)} x" if ratio else f"{values}: first not clear of the floor, no quotient"
         )
         verdicts.append((f"{arm.name}: last window at most {FLAT} x its first", at_most_zero(flat), text))
-        good = estimate(combined(lambda a, b: a - AS_GOOD * b, first, base_curve.first_window))
+        good = estimate(combined(lambda a, b: a - AS_GOOD * np.maximum(b, 0), first, base_curve.first_window))
         text = f"{_mean(first)} against {_mean(base_curve.first_window)}"
         verdicts.append((f"{arm.name}: first window at most {AS_GOOD} x {base}'s", at_most_zero(good), text))
         if len(places) > 1:
@@ -122,29 +122,46 @@ def _span(interval: tuple[float, float]) -> str:
     return f"{rounded(interval[0])} to {rounded(interval[1])}"
 
 
-def distance_table(
+def distance_tables(
     arms: Sequence[Measured], curves: Sequence[Curves], places: NDArray[np.float64], encoder: str
-) -> Table:
-    """Arms x measures, each with its interval over seeds (over starts where there is one seed)."""
-    rows = []
+) -> tuple[Table, Table]:
+    """Arms x measures, and arms x differences from the baseline, each with an interval."""
     base = readings_of(curves[0], places)
-    for number, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
+    kinds = tuple(name.removeprefix("fd_").replace("_", " ") for name in base)
+    rows, differences = [], []
+    for arm, curve in zip(arms, curves, strict=True):
         found, ratio = readings_of(curve, places), quotient(curve)
-        cells = [arm.name, str(arm.seeds), *(_cell(estimate(reading)) for reading in found.values())]
-        cells.append("–" if ratio is None else rounded(ratio.value))
-        differences = [estimate(combined(np.subtract, found[measure], base[measure])) for measure in found]
-        cells += [_cell(difference) if number else "" for difference in differences]
-        rows.append(tuple(cells))
-    kinds = [name.removeprefix("fd_").replace("_", " ") for name in base]
-    head = ("arm", "seeds", *kinds, "last / first", *(f"{kind}: difference" for kind in kinds))
+        cells = [cell(estimate(reading)) for reading in found.values()]
+        rows.append((arm.name, str(arm.seeds), *cells, "–" if ratio is None else cell(ratio)))
+        pairs = str(min(arm.seeds, arms[0].seeds))
+        cells = [both(estimate(combined(np.subtract, found[measure], base[measure]))) for measure in found]
+        differences.append((arm.name, pairs, *cells))
     text = (
-        "Distances above the real-versus-real floor; slope per 1,000 frames; differences are arm - baseline, seed by "
-        "seed. In brackets the 95 % interval over training seeds (Student's t), or over starts (jackknife, *) where "
-        "there is one seed. –: the first window is not clearly above the floor, a quotient would mean nothing."
+        "Distances above the real-versus-real floor; slope per 1,000 frames. In brackets the 95 % interval over "
+        "training seeds (Student's t), or over starts (jackknife, *) where there is one seed. –: the first window is "
+        "not clearly above the floor, a quotient would mean nothing."
     )
-    return Table(f"Frechet distance, {encoder}", head, tuple(rows), text)
+    paired = (
+        "Seed by seed. In brackets the 95 % interval over seeds; after it, or alone where there is one pair, that over "
+        "starts (*)."
+    )
+    return (
+        Table(f"Frechet distance in {encoder} features", ("arm", "seeds", *kinds, "last / first"), tuple(rows), text),
+        Table(f"Difference from {arms[0].name}, {encoder}", ("arm", "pairs", *kinds), tuple(differences[1:]), paired),
+    )
 
 
-def _cell(found: Estimate) -> str:
-    shown, mark = (found.over_seeds, "") if found.over_seeds else (found.over_starts, " *")
-    return rounded(found.value) + ("" if shown is None else f" [{_span(shown).replace(' to ', ', ')}]{mark}")
+def cell(found: Estimate) -> str:
+    """A value with its interval over seeds; over starts, marked with a star, where there is one seed."""
+    if found.over_seeds is None:
+        return f"{rounded(found.value)}{_brackets(found.over_starts, '*')}"
+    return f"{rounded(found.value)}{_brackets(found.over_seeds)}"
+
+
+def both(found: Estimate) -> str:
+    """A value with all its intervals."""
+    return f"{rounded(found.value)}{_brackets(found.over_seeds)}{_brackets(found.over_starts, '*')}"
+
+
+def _brackets(interval: tuple[float, float] | None, mark: str = "") -> str:
+    return "" if interval is None else f" [{rounded(interval[0])}, {rounded(interval[1])}]{mark}"

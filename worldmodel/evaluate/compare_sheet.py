@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldmodel.evaluate.compare_arms import Measured
-from worldmodel.evaluate.compare_measure import FILMS, SHEET, Bench
+from worldmodel.evaluate.compare_bench import Bench
+from worldmodel.evaluate.compare_measure import FILMS, SHEET
 from worldmodel.evaluate.compare_page import colour
+from worldmodel.evaluate.drift_page import film_part
 from worldmodel.evaluate.lettering import INK, SOFT, Canvas, picture
 from worldmodel.evaluate.report import Film, Picture
 from worldmodel.pixels import enlarge
@@ -72,9 +74,7 @@ def films(bench: Bench, arms: Sequence[Measured], fps: float) -> tuple[Film, ...
     """Recorded and all arms at once, for a few starts."""
     times = bench.film_times
     recorded = bench.recorded(min(FILMS, bench.course.count), times)
-    whole = len(times) == bench.settings.frames
-    cut = int(np.argmax(np.diff(times) > 1)) if not whole else 0
-    part = "" if whole else f": frames 1 to {cut + 1}, then {times[cut + 1] + 1:,} to {times[-1] + 1:,}"
+    part = film_part(times, bench.settings.frames)
     found = []
     for start in range(len(recorded)):
         panels = [("recorded", INK, recorded[start])]

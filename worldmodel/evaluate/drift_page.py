@@ -14,6 +14,7 @@ from worldmodel.evaluate.statistics import mean_interval
 from worldmodel.models.world import WorldModel
 
 GAP = 3  # white pixels between pictures
+FILM = 480  # frames of a film at most
 
 
 def figures(short: Short, beyond: Closeness, drifts: Sequence[Drift], fps: float) -> tuple[Figure, ...]:
@@ -58,11 +59,29 @@ def _window_figure(drift: Drift, fps: float) -> Figure:
 def films(short: Short, long: Long, fps: float, count: int = 4) -> tuple[Film, ...]:
     """Real | generated, for some of the long rollouts (where the recording ends, its last frame stays)."""
     found = []
+    length = long.made.shape[1]
+    times = film_times(length, FILM)
     for row in range(min(count, len(long.made))):
-        length = long.made.shape[1]
-        real = long.truth[row][np.minimum(np.arange(length), long.truth.shape[1] - 1)]
-        found.append(Film(f"Real | generated, rollout {row + 1}", beside(real, long.made[row]), fps, _scale(real, 2)))
+        real = long.truth[row][np.minimum(times, long.truth.shape[1] - 1)]
+        title = f"Real | generated, rollout {row + 1}{film_part(times, length)}"
+        found.append(Film(title, beside(real, long.made[row][times]), fps, _scale(real, 2)))
     return tuple(found)
+
+
+def film_times(length: int, most: int) -> NDArray[np.int64]:
+    """Which of `length` frames a film of at most `most` shows: all, or two fifths from the beginning, then the end."""
+    if length <= most:
+        return np.arange(length)
+    head = most * 2 // 5
+    return np.concatenate((np.arange(head), np.arange(length - (most - head), length)))
+
+
+def film_part(times: NDArray[np.int64], length: int) -> str:
+    """What a film leaves out, for its title; "" for nothing."""
+    if len(times) == length:
+        return ""
+    cut = int(np.argmax(np.diff(times) > 1))
+    return f": frames 1 to {times[cut] + 1:,}, then {times[cut + 1] + 1:,} to {times[-1] + 1:,}"
 
 
 def beside(left: Pixels, right: Pixels) -> Pixels:

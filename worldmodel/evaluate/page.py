@@ -65,7 +65,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 
 def render(report: Report) -> str:
     """The whole page as text."""
-    title = html.escape(report.command.split(" --")[0])
+    title = html.escape(report.title or report.command.split(" --")[0])
     made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
     facts = f"{device_name(report.device)} · {made_with} · seeds {', '.join(map(str, report.seeds))}"
     cards = "".join(_card(name, report.metrics[name]) for name in report.headline if name in report.metrics)
@@ -116,7 +116,8 @@ def _verdicts(verdicts: tuple[tuple[str, Outcome, str], ...]) -> str:
 
 def _figure(figure: Figure) -> str:
     caption = f"<figcaption>{html.escape(figure.text)}</figcaption>" if figure.text else ""
-    return f"<figure><h3>{html.escape(figure.title)}</h3>{figure.svg}{caption}</figure>"
+    kind = " class=whole" if figure.wide else ""
+    return f"<figure{kind}><h3>{html.escape(figure.title)}</h3>{figure.svg}{caption}</figure>"
 
 
 def _film(film: Film) -> str:
@@ -133,7 +134,7 @@ def film_mp4(film: Film) -> bytes:
     """A film as an H.264 file, enlarged by repeating pixels."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "film.mp4"
-        write_video(path, enlarge(film.frames, film.scale), film.fps)
+        write_video(path, (enlarge(frame, film.scale) for frame in film.frames), film.fps)
         return path.read_bytes()
 
 

@@ -39,11 +39,12 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot, as a complete SVG document."""
+    """A plot, as a complete SVG document. wide: it has a line of the page for itself."""
 
     title: str
     svg: str
     text: str = ""
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class Report:
 
     command: as it would be typed. metrics: in the order in which they are shown. headline: names of the few that go on
     top of the page and to the terminal. verdicts: (what was asked, whether it holds, the numbers). notes: how it was
-    measured, one paragraph each. curves: JSON data of whole series, for other programs.
+    measured, one paragraph each. curves: JSON data of whole series, for other programs. title: of the page; "": the
+    command's name.
     """
 
     command: str
@@ -100,6 +102,7 @@ class Report:
     films: tuple[Film, ...] = ()
     pictures: tuple[Picture, ...] = ()
     curves: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of every measuring command; "verdicts" and "curves" where there are curves."""

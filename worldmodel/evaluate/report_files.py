@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from worldmodel.errors import UserError
-from worldmodel.evaluate.page import render
+from worldmodel.evaluate.page import png, render
 from worldmodel.evaluate.report import Report
+from worldmodel.pixels import enlarge
 from worldmodel.serial import write_json, write_text
 
 
@@ -17,6 +18,17 @@ def write(report: Report, json: Path | None = None, html: Path | None = None) ->
         write_json(report.to_json(), json)
     if html is not None:
         write_text(render(report), html)
+
+
+def write_pictures(report: Report, folder: Path, name: str) -> None:
+    """The pictures of a report as NAME1.png, NAME2.png, ...; errors as those of `write`."""
+    _make_folder(folder)
+    for number, picture in enumerate(report.pictures):
+        path = folder / f"{name}{number + 1}.png"
+        try:
+            path.write_bytes(png(enlarge(picture.frame, picture.scale)))
+        except OSError as error:
+            raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
 
 
 def _make_folder(folder: Path) -> None:
