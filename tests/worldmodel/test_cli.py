@@ -14,7 +14,8 @@ OWN_HELP = ("train", "estimate")
 def test_a_group_lists_its_commands(words, capsys):
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("evaluate drift", "evaluate actions", "evaluate latency"))
+    commands = ("evaluate drift", "evaluate compare", "evaluate actions", "evaluate latency")
+    assert all(name in printed for name in commands)
     assert "collect" not in printed
 
 
@@ -51,6 +52,8 @@ def test_help_of_commands_that_take_a_configuration(name, capsys):
         ("collect atlantis --out out", "atlantis"),
         ("export no/such/model out", "no/such/model"),
         ("evaluate latency no/such/model --out out", "no/such/model"),
+        ("evaluate compare a=no/such/model b=no/such/model --data x --out out", "no/such/model"),
+        ("evaluate compare a=x no/such/model --data x --out out", "arm 'no/such/model': give NAME=FOLDER"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(line, named, capsys, tmp_path, monkeypatch):

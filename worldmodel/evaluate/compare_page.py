@@ -105,8 +105,8 @@ def notes(
         "Intervals over seeds: Student's t on one value per training seed (paired: on the seeds' differences); all "
         "seeds have the same starts, whose chance is therefore not in them. Intervals over starts: delete-one "
         "jackknife, a start being left out of both arms, all seeds, all windows and the floor at once; they hold for "
-        "these trained models, and count starts of one episode as independent. Slope: least squares over the windows' middles. Contrast and colour shift: of the last "
-        "window, against real stretches.",
+        "these trained models, and count starts of one episode as independent. Slope: least squares over the windows' "
+        "middles. Contrast and colour shift: of the last window, against real stretches.",
     ]
     if reader is None:
         found.append("Action following was not measured: no recordings were given for a probe to learn from.")
@@ -131,7 +131,7 @@ def notes(
 def _pairs(arms: Sequence[Measured]) -> str:
     base = arms[0]
     if base.seeds == 1:
-        return "The baseline has one training seed: there are no intervals over seeds, only over starts."
+        return "The baseline has one training seed: differences from it have no intervals over seeds, only over starts."
     text = []
     for arm in arms[1:]:
         used = min(arm.seeds, base.seeds)
