@@ -10,16 +10,14 @@ long its rollouts of fresh trajectories stay near the truth. It runs in the engi
 rollout loop, state and objective protocol.
 
 The budget is counted in forward passes of a batch through the network; a pass that will be differentiated counts as
-three, as a backward pass costs about two. What is finished in `--out` is not trained again.
+three, as a backward pass costs about two. The operators of all seeds are trained side by side (models/together.py),
+each on its own clips. What is finished in `--out` is not trained again.
 """
 
 import argparse
-import math
-import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,8 @@ import torch
 from numpy.typing import NDArray
 
 from worldmodel.calibration import calibrate
+from worldmodel.chunk import ActionControl, Clip
+from worldmodel.datasets.pde.kuramoto_sivashinsky import KuramotoSivashinsky
 from worldmodel.datasets.pde.trajectories import Side, Trajectories
 from worldmodel.errors import UserError
 from worldmodel.evaluate.report import Metric, Report
@@ -38,6 +38,7 @@ from worldmodel.evaluate.statistics import bootstrap
 from worldmodel.memory.last_frame import LastFrameConfig
 from worldmodel.models.fno import FNO, FNOConfig
 from worldmodel.models.one_step import Apply
+from worldmodel.models.together import Together
 from worldmodel.objectives.hero import Hero
 from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.unrolled import Deployment, RolloutError, Unroll
@@ -46,7 +47,7 @@ from worldmodel.serial import read_json, to_json, write_json
 from worldmodel.weights import load_into, read_tensors, write_tensors
 
 UNROLL = Unroll(stream=Deployment(sampler=Apply(), memory=LastFrameConfig()))
-MODEL = FNOConfig(points=64, width=16, modes=10, depth=3, hidden=32)
+MODEL = FNOConfig(points=32, width=8, modes=8, depth=2, hidden=16)
 THRESHOLD = 0.5  # of the error relative to the fields' root mean square: the end of a stable rollout
 Floats = NDArray[np.float64]
 
@@ -68,20 +69,22 @@ class Experiment:
     """
 
     base: int = 9000
-    budget: int = 18_000
-    horizon: int = 75
-    tests: int = 64
+    budget: int = 36_000
+    horizon: int = 50
+    tests: int = 128
 
     def data(self, frames: int) -> Trajectories:
-        return Trajectories(interval=4.0, steps=40, length=frames, batch=16)
+        return Trajectories(
+            equation=KuramotoSivashinsky(points=MODEL.points), interval=4.0, steps=40, length=frames, batch=16
+        )
 
 
-BASE = Arm(objective=RolloutError(), frames=2, lr=2e-3)
+BASE = Arm(objective=RolloutError(), frames=2, lr=8e-3)
 ARMS = {
-    "one-step": Arm(objective=RolloutError(), frames=2),
-    "rollout": Arm(objective=RolloutError(), frames=9, lr=5e-4),
-    "pushforward": Arm(objective=Pushforward(), frames=3, lr=5e-4),
-    "hero": Arm(objective=Hero(), frames=9, lr=5e-4),
+    "one-step": Arm(objective=RolloutError(), frames=2, lr=2e-3),
+    "rollout": Arm(objective=RolloutError(), frames=9),
+    "pushforward": Arm(objective=Pushforward(), frames=3, lr=2e-3),
+    "hero": Arm(objective=Hero(), frames=9),
 }
 
 
@@ -95,22 +98,22 @@ class Meter:
         self.spent += 3 if torch.is_grad_enabled() else 1
 
 
-def train(model: FNO, arm: Arm, data: Trajectories, budget: int, seed: int) -> int:
-    """Train until the budget is spent, the learning rate following a cosine over it; returns the number of updates."""
+def train(model: Together, arm: Arm, data: Trajectories, budget: int, firsts: Sequence[int]) -> int:
+    """Train until the budget of each model is spent, the learning rate following a cosine over it.
+
+    firsts: number of the first step of each model's stream of clips. Returns the number of updates.
+    """
     meter = Meter()
     hook = model.register_forward_hook(lambda *call: meter(*call))
-    objective = arm.objective.build(model, UNROLL.stream, seed)
+    objective = arm.objective.build(model, UNROLL.stream, 0)
     optimizers, schedule = AdamW(lr=arm.lr, weight_decay=0.0).build(model), Schedule(warmup=budget // 50)
-    first = seed << 20  # other seeds see other clips
     updates = 0
-    for clips in data.batches(first):
+    for parts in zip(*(data.batches(first) for first in firsts), strict=True):
         updates += 1
-        for update in objective.updates(clips):
+        for update in objective.updates([_joined([clip for (clip,) in parts])]):
             for loss in update.losses:
-                loss.backward()
-            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-            if not math.isfinite(norm):
-                raise UserError(f"the gradient is {norm} after {updates} updates: lower the learning rate {arm.lr}")
+                (loss * model.count).backward()  # a mean over all rows
+            clip_each(model, updates, arm)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = arm.lr * schedule(min(meter.spent, budget), budget)
@@ -120,6 +123,24 @@ def train(model: FNO, arm: Arm, data: Trajectories, budget: int, seed: int) -> i
             break
     hook.remove()
     return updates
+
+
+def clip_each(model: Together, updates: int, arm: Arm, most: float = 1.0) -> None:
+    """Scale every model's own gradient to a norm of at most `most`."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0).sqrt()
+    if not bool(torch.isfinite(norm).all()):
+        raise UserError(f"a gradient is not finite after {updates} updates: lower the learning rate {arm.lr}")
+    scale = (most / (norm + 1e-6)).clamp(max=1)
+    for g in grads:
+        g.mul_(scale.reshape(-1, *(1,) * (g.ndim - 1)))
+
+
+def _joined(clips: Sequence[Clip]) -> Clip:
+    """The rows of all clips, one after another."""
+    control = [clip.control for clip in clips]
+    nothing = [torch.cat([getattr(c, name) for c in control]) for name in ("action", "has_action")]
+    return Clip(torch.cat([c.x for c in clips]), ActionControl(*nothing), torch.cat([c.index for c in clips]))
 
 
 @torch.no_grad()
@@ -138,55 +159,42 @@ def stable_times(error: Floats, interval: float, threshold: float = THRESHOLD) -
     return (first + 1) * interval
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One training: an arm, or with arm None the base, of one seed, and where its files go."""
-
-    experiment: Experiment
-    seed: int
-    arm: str | None
-    out: Path
-
-    @property
-    def weights(self) -> Path:
-        return self.out / f"seed_{self.seed}" / f"{self.arm or 'base'}.safetensors"
-
-    @property
-    def card(self) -> Path:
-        return self.weights.with_suffix(".json")
-
-
-def perform(task: Task) -> str:
-    """Train and test one arm unless that is done already; returns a line about it."""
-    torch.set_num_threads(1)
-    experiment, arm = task.experiment, BASE if task.arm is None else ARMS[task.arm]
-    settings = {"experiment": to_json(experiment), "model": to_json(MODEL), "arm": to_json(arm), "base": to_json(BASE)}
-    if task.card.is_file():
-        if read_json(task.card)["settings"] != settings:
-            raise UserError(f"{task.card}: was made with other settings; choose another --out")
-        return f"{task.card}: done before"
-    torch.manual_seed(task.seed)
-    model, budget = MODEL.build(), experiment.base
-    if task.arm is not None:
-        base = Task(experiment=experiment, seed=task.seed, arm=None, out=task.out).weights
-        load_into(model, read_tensors(base), str(base))
-        budget = experiment.budget
-    wall, cpu = time.perf_counter(), time.process_time()
-    updates = train(model, arm, experiment.data(arm.frames), budget, 2 * task.seed + (task.arm is not None))
-    spent = {"updates": updates, "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-    tested = errors(model, experiment.data(2), "test", experiment.tests, experiment.horizon)
-    task.card.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(model.state_dict(), task.weights)
-    # An error that overflows is written as a number: JSON has none for infinity.
-    write_json({"settings": settings, "seconds": spent, "errors": np.minimum(tested, 1e6).round(6).tolist()}, task.card)
-    mean = stable_times(tested, experiment.data(2).interval).mean()
-    return f"{task.weights}: {updates} updates in {spent['wall']:.0f} s (CPU {spent['cpu']:.0f}), stable for {mean:.1f}"
-
-
-def perform_all(tasks: Sequence[Task], jobs: int) -> None:
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:  # children share the solved fields
-        for line in pool.map(perform, tasks):
-            print(line, flush=True)
+def perform(experiment: Experiment, arm: str | None, seeds: Sequence[int], out: Path) -> None:
+    """Train one arm, or with None the base, of all seeds together and test it, unless that is done already."""
+    chosen, frames = BASE if arm is None else ARMS[arm], experiment.data(2)
+    settings = {
+        "experiment": to_json(experiment),
+        "model": to_json(MODEL),
+        "arm": to_json(chosen),
+        "base": to_json(BASE),
+    }
+    cards = [out / f"seed_{seed}" / f"{arm or 'base'}.json" for seed in seeds]
+    for card in (card for card in cards if card.is_file()):
+        if read_json(card)["settings"] != settings:
+            raise UserError(f"{card}: was made with other settings; choose another --out")
+    if all(card.is_file() for card in cards):
+        print(f"{arm or 'base'}: done before", flush=True)
+        return
+    models, budget = [], experiment.base if arm is None else experiment.budget
+    for seed in seeds:
+        torch.manual_seed(seed)
+        models.append(MODEL.build())
+        if arm is not None:
+            base = out / f"seed_{seed}" / "base.safetensors"
+            load_into(models[-1], read_tensors(base), str(base))
+    together, cpu = Together(models), time.process_time()
+    firsts = [(2 * seed + (arm is not None)) << 20 for seed in seeds]  # other seeds see other clips
+    updates = train(together, chosen, experiment.data(chosen.frames), budget, firsts)
+    spent = {"updates": updates, "cpu": time.process_time() - cpu}
+    for card, model, state in zip(cards, models, together.states(), strict=True):
+        load_into(model, state, "the trained operator")
+        tested = errors(model, frames, "test", experiment.tests, experiment.horizon)
+        card.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(model.state_dict(), card.with_suffix(".safetensors"))
+        # An error that overflows is written as a number: JSON has none for infinity.
+        write_json({"settings": settings, "spent": spent, "errors": np.minimum(tested, 1e6).round(6).tolist()}, card)
+        mean = stable_times(tested, frames.interval).mean()
+        print(f"{card}: {updates} updates, CPU {spent['cpu']:.0f} s for all seeds, stable for {mean:.1f}", flush=True)
 
 
 def summarise(command: str, experiment: Experiment, seeds: Sequence[int], arms: Sequence[str], out: Path) -> Report:
@@ -196,10 +204,10 @@ def summarise(command: str, experiment: Experiment, seeds: Sequence[int], arms: 
         cards = [read_json(out / f"seed_{seed}" / f"{arm}.json") for seed in seeds]
         times[arm] = np.stack([stable_times(np.array(card["errors"]), interval) for card in cards])  # [seeds, tests]
         metrics[f"stable_time__{arm}"] = _mean(times[arm])
-        for seed, own, card in zip(seeds, times[arm], cards, strict=True):
+        metrics[f"cpu_seconds__{arm}"] = Metric(cards[0]["spent"]["cpu"], "s, all seeds")
+        metrics[f"updates__{arm}"] = Metric(cards[0]["spent"]["updates"], "updates")
+        for seed, own in zip(seeds, times[arm], strict=True):
             metrics[f"stable_time__{arm}__seed_{seed}"] = Metric(float(own.mean()), "time units", len(own))
-            metrics[f"cpu_seconds__{arm}__seed_{seed}"] = Metric(card["seconds"]["cpu"], "s")
-            metrics[f"updates__{arm}__seed_{seed}"] = Metric(card["seconds"]["updates"], "updates")
     for other in (arm for arm in arms if arm != "hero" and "hero" in arms):
         metrics[f"hero_over_{other}"] = _ratio(times["hero"], times[other])
         for row, seed in enumerate(seeds):
@@ -241,11 +249,9 @@ def plot(experiment: Experiment, seeds: Sequence[int], arms: Sequence[str], out:
 def compare(arguments: argparse.Namespace) -> None:
     experiment = Experiment(base=arguments.base, budget=arguments.budget)
     seeds, arms, out = arguments.seeds, arguments.arms, arguments.out
-    next(experiment.data(2).batches())
-    experiment.data(2).whole("test", experiment.tests, 1 + experiment.horizon)
-    for names in ([None], arms):  # the bases first
-        made = [Task(experiment=experiment, seed=seed, arm=arm, out=out) for seed in seeds for arm in names]
-        perform_all(made, arguments.jobs)
+    torch.set_num_threads(1)
+    for arm in (None, *arms):  # the base first
+        perform(experiment, arm, seeds, out)
     report = summarise(f"python demos/pde.py {' '.join(sys.argv[1:])}", experiment, seeds, arms, out)
     write(report, arguments.json or out / "compare.json")
     plot(experiment, seeds, arms, out, arguments.plot or out / "compare.png")
@@ -259,7 +265,6 @@ def main() -> int:
     command.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     command.add_argument("--base", type=int, default=Experiment.base, help="forward passes of the one-step training")
     command.add_argument("--budget", type=int, default=Experiment.budget, help="forward passes of each arm")
-    command.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     command.add_argument("--out", type=Path, default=Path("runs/pde"))
     command.add_argument("--json", type=Path, help="default: OUT/compare.json")
     command.add_argument("--plot", type=Path, help="default: OUT/compare.png")

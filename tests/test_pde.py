@@ -8,18 +8,33 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel.datasets.pde.kuramoto_sivashinsky import KuramotoSivashinsky
 from worldmodel.datasets.pde.trajectories import Trajectories
+from worldmodel.errors import UserError
+from worldmodel.models.together import Together
 
 SPEC = importlib.util.spec_from_file_location("pde", Path(__file__).parents[1] / "demos" / "pde.py")
 assert SPEC and SPEC.loader
 pde = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(pde)
-DATA = Trajectories(interval=4.0, train=2, validation=1, frames=12, warmup=40.0, batch=4)
+DATA = Trajectories(
+    equation=KuramotoSivashinsky(points=pde.MODEL.points),
+    interval=4.0,
+    train=2,
+    validation=1,
+    frames=12,
+    warmup=40.0,
+    batch=4,
+)
 
 
 def model(seed=0):
     torch.manual_seed(seed)
     return pde.MODEL.build()
+
+
+def together(*seeds):
+    return Together([model(seed) for seed in seeds])
 
 
 @pytest.mark.parametrize(
@@ -28,18 +43,46 @@ def model(seed=0):
 )
 def test_the_budget_is_spent_and_no_more(name, frames, passes):
     arm = replace(pde.ARMS[name], frames=frames)
-    assert pde.train(model(), arm, replace(DATA, length=frames), 121, 0) == -(-121 // passes)
+    assert pde.train(together(0, 1), arm, replace(DATA, length=frames), 121, (0, 9)) == -(-121 // passes)
 
 
 def test_training_is_a_function_of_the_seed_and_helps():
     arm, data = replace(pde.ARMS["hero"], frames=3, lr=3e-3), replace(DATA, length=3)
-    made = [model() for _ in range(3)]
-    for one, seed in zip(made, (1, 1, 2), strict=True):
-        pde.train(one, arm, data, 600, seed)
+    made = [together(0) for _ in range(3)]
+    for one, first in zip(made, (1, 1, 2), strict=True):
+        pde.train(one, arm, data, 600, (first << 20,))
     first, same, other = (torch.cat([p.flatten() for p in one.parameters()]) for one in made)
     assert torch.equal(first, same) and not torch.equal(first, other)
     before, after = (pde.errors(one, data, "train", 2, 4)[:, 1].mean() for one in (model(), made[0]))
     assert after < 0.8 * before
+
+
+@pytest.mark.parametrize("name", ["rollout", "hero"])
+def test_operators_side_by_side_learn_what_each_learns_alone(name):
+    arm, data = replace(pde.ARMS[name], frames=4), replace(DATA, length=4)
+    both = together(3, 4)
+    pde.train(both, arm, data, 300, (7, 8 << 20))
+    for n, first in ((0, 7), (1, 8 << 20)):
+        alone = together(3 + n)
+        pde.train(alone, arm, data, 300, (first,))
+        start, found, expected = model(3 + n).state_dict(), both.states()[n], alone.states()[0]
+        moved = max(float((expected[k] - start[k]).abs().max()) for k in found)
+        assert moved > 5e-3 and all(float((found[k] - expected[k]).abs().max()) < 1e-2 * moved for k in found)
+
+
+def test_each_gradient_is_clipped_by_its_own_norm():
+    both = together(0, 1)
+    for p in both.parameters():
+        p.grad = torch.ones_like(p)
+        p.grad[1] *= 1e-4
+    size = sum(p[0].numel() for p in both.parameters())
+    pde.clip_each(both, 1, pde.BASE)
+    for p in both.parameters():
+        assert torch.allclose(p.grad[0], torch.full_like(p[0], size**-0.5), rtol=1e-4)
+        assert (p.grad[1] == 1e-4).all()
+    next(iter(both.parameters())).grad[0] = torch.nan
+    with pytest.raises(UserError, match="not finite after 1 updates"):
+        pde.clip_each(both, 1, pde.BASE)
 
 
 def test_errors_are_relative_to_the_fields():

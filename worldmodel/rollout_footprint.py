@@ -1,31 +1,21 @@
 """How many bytes and operations a step of an objective that rolls its model out takes, beside those of footprint.py.
 
 A rollout is counted chunk by chunk as the engine makes it: the sampler's calls, then the pass that writes the memory.
-Passes without gradient keep nothing; what a second pass keeps is one chunk's. Frozen decoders and encoders are not
-described by formulas: their operations, and what autograd saves of them, are counted on the networks themselves.
+Passes without gradient keep nothing; what a second pass keeps is one chunk's.
 
 Letters: b rows of a micro-batch, K frames of a chunk, N samples of a population, D features.
 """
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
-
-from worldmodel.encoders.frames import open_encoder
 from worldmodel.errors import UserError
 from worldmodel.footprint import NOTHING, Operations, Precision, Shapes, activations, operations
 from worldmodel.frechet.features import LatentStatistics
 from worldmodel.frechet.population import Queue
+from worldmodel.frozen_footprint import look
 from worldmodel.memory import WindowConfig
 from worldmodel.models.dit import DiT
-from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
@@ -175,7 +165,9 @@ def _frechet(rolled: Rolled, cfg: FrechetForcing, micro: int, tokenizer: Path | 
             channels=latent.channels, height=latent.size[0], width=latent.size[1], patches=cfg.patches
         )
         dimensions.append((statistics.source.dimension, rolled.rows * chunks * size))
-    looks = [look(choice, tokenizer, rolled.model, chunks * size, cfg.stride) for choice in _encoders(cfg)]
+    if _encoders(cfg) and tokenizer is None:
+        raise UserError("estimate: a Frechet distance of decoded frames needs the tokenizer's folder")
+    looks = [look(choice, tokenizer, latent, chunks * size, cfg.stride) for choice in _encoders(cfg) if tokenizer]
     for one in looks:
         found += one.operations.times(rolled.rows)
         frozen += one.weights
@@ -248,81 +240,6 @@ def _pushforward(rolled: Rolled, cfg: Pushforward, frames: int) -> RolloutStep:
         found += (before + rolled.sample(cfg.prefix + chunks - 1, calls)).times(1 / most)
     graph = rolled.peak(rolled.chunk_shapes(cfg.prefix + most - 1, rolled.guided), calls)
     return RolloutStep(found, graph + rolled.memory(frames), (most + 1) / 2)
-
-
-# -- frozen networks and distances -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """A frozen decoder and encoder, over the frames of one row's rollout."""
-
-    operations: Operations
-    graph: int  # bytes that autograd saves
-    gradient: int  # bytes on the way back: two of the largest of them
-    weights: int  # bytes
-    dimension: int
-    pictures: int  # that are encoded
-
-
-def look(choice: str, tokenizer: Path | None, model: DiT, latents: int, stride: int) -> Look:
-    """The encoder `choice` behind the tokenizer's decoder, for a row of so many latent frames.
-
-    The decoder is counted on the meta device; the encoder, which may be any file, on one real picture.
-    """
-    if tokenizer is None:
-        raise UserError("estimate: a Frechet distance of decoded frames needs the tokenizer's folder")
-    network: Any = load_tokenizer(tokenizer).requires_grad_(False)  # pyright: ignore[reportAttributeAccessIssue]
-    cells = model.cfg.size
-    encoder = open_encoder(choice, network)
-    size = [cell * network.spatial for cell in cells]
-    z = torch.zeros(1, latents, model.cfg.channels, *cells, device="meta", requires_grad=True)
-    decoded, pixels = _counted(copy.deepcopy(network).to("meta").decode, z)
-    picture = torch.zeros(1, 3, *size, requires_grad=True)
-    encoded, features = _counted(encoder.features, picture)
-    pictures = pixels.shape[1] // stride
-    return Look(
-        operations=decoded[0] + encoded[0].times(pictures),
-        graph=sum(decoded[1]) + pictures * sum(encoded[1]),
-        gradient=2 * max(0, *decoded[1], *(pictures * size for size in encoded[1])),
-        weights=_weights(network) + sum(_weights(m) for m in vars(encoder).values() if _is_other(m, network)),
-        dimension=features.shape[1],
-        pictures=pictures,
-    )
-
-
-def _is_other(value: Any, network: nn.Module) -> bool:
-    return isinstance(value, nn.Module) and value is not network
-
-
-def _weights(network: nn.Module) -> int:
-    return sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
-
-
-def _counted(function: Any, x: Tensor) -> tuple[tuple[Operations, list[int]], Tensor]:
-    """Operations of a frozen network forward and back to its input, bytes that its graph holds; and what it returns."""
-    with FlopCounterMode(display=False) as forward, _saved() as saved:
-        made = function(x)
-    with FlopCounterMode(display=False) as backward:
-        made.sum().backward()
-    found = Operations(forward.get_total_flops(), backward.get_total_flops(), 0.0)
-    return (found, list(saved.values())), made.detach()
-
-
-@contextmanager
-def _saved() -> Iterator[dict[int, int]]:
-    """Bytes of the storages that autograd saves for a backward pass, those of weights left out."""
-    found: dict[int, int] = {}
-    alive: list[Tensor] = []  # so that no address is used twice
-
-    def keep(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, nn.Parameter):
-            alive.append(tensor)
-            found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield found
 
 
 def _distance(cfg: FrechetForcing, dimension: int, samples: int) -> Operations:

@@ -4,8 +4,9 @@ Trajectory i of a side is a pure function of (seed, side, i), clip j of (seed, s
 order, gets the same numbers. Letters: B rows, T frames, N grid points.
 """
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from .kuramoto_sivashinsky import KuramotoSivashinsky
 Side = Literal["train", "validation", "test"]
 SIDES: tuple[Side, ...] = ("train", "validation", "test")
 START, WINDOW = range(2)  # draws of a keyed generator; its frame is the number of the side
+TOGETHER = 256  # training steps whose windows are drawn at once
 LONGEST_WAVE = 4  # modes 1 to this of a starting field are drawn
 
 
@@ -68,31 +70,41 @@ class Trajectories:
         size, rest = divmod(self.batch, world * micro)
         if rest:
             raise UserError(f"a batch of {self.batch} does not divide into {world} processes x {micro} micro-batches")
-        step = first_step
-        while True:
-            first = step * self.batch + rank * size * micro
-            yield [self._windows("train", first + m * size, size) for m in range(micro)]
-            step += 1
+        block = TOGETHER * self.batch
+        for start in itertools.count(first_step * self.batch, block):
+            windows = self._windows("train", start, block)
+            for first in range(rank * size * micro, block, self.batch):
+                yield [self._cut("train", start, windows, first + m * size, size) for m in range(micro)]
 
     def validation_batches(self, count: int) -> Iterator[Clip]:
         """`count` fixed batches of clips of the held-out trajectories."""
         for n in range(count):
-            yield self._windows("validation", n * self.batch, self.batch)
+            first = n * self.batch
+            yield self._cut("validation", first, self._windows("validation", first, self.batch), 0, self.batch)
 
     def whole(self, side: Side, count: int, frames: int) -> Clip:
         """The first `count` trajectories of a side, from the attractor on, [count, frames, 1, 1, N] fp32."""
-        made = _solve(self, side, count, frames)
+        made = _solve(_source(self), side, count, frames)
         return _clip(made, torch.arange(count))
 
-    def _windows(self, side: Side, first: int, size: int) -> Clip:
-        """Clips first to first + size - 1 of a side, every window of every trajectory equally likely."""
-        fields = _solve(self, side, self.train if side == "train" else self.validation, self.frames)
-        room = self.frames - self.length + 1
+    def _windows(self, side: Side, first: int, size: int) -> list[int]:
+        """Where clips first to first + size - 1 of a side lie, every window of every trajectory equally likely."""
         index = torch.arange(first, first + size)
         draws = noise.uniform(noise.row_seed(self.seed, index), torch.full((size, 1), SIDES.index(side)), WINDOW)
-        windows = (draws[:, 0].double() * (len(fields) * room)).long().tolist()
-        cut = [fields[w // room, w % room : w % room + self.length] for w in windows]
-        return _clip(np.stack(cut), index)
+        count = self.train if side == "train" else self.validation
+        return (draws[:, 0].double() * (count * (self.frames - self.length + 1))).long().tolist()
+
+    def _cut(self, side: Side, start: int, windows: list[int], first: int, size: int) -> Clip:
+        """Clips start + first to start + first + size - 1 of a side; windows: of those from `start` on."""
+        fields = _solve(_source(self), side, self.train if side == "train" else self.validation, self.frames)
+        room = self.frames - self.length + 1
+        cut = [fields[w // room, w % room : w % room + self.length] for w in windows[first : first + size]]
+        return _clip(np.stack(cut), torch.arange(start + first, start + first + size))
+
+
+def _source(data: Trajectories) -> Trajectories:
+    """What the fields depend on: clips of any length and batches of any size are cut from the same ones."""
+    return replace(data, length=1, batch=1)
 
 
 def _start(data: Trajectories, side: Side, count: int) -> NDArray[np.float64]:
