@@ -16,7 +16,8 @@ const state = {
   before: null, // name of the world whose run is shown beside its repetition
   scripted: 0, // pictures that recorded keys decide
   at: 0, // index of the picture on the screen
-  switching: false, fast: false,
+  switching: 0, // switches that the server has not answered
+  fast: false, // recorded keys run as fast as they can
   window: 16, // pictures on their way
   raw: false, // small pictures come as they are: JPEG would be seen, and hardly smaller
 };
@@ -64,6 +65,7 @@ function opened(world) {
   controls.current = {};
   controls.update();
   if (!world.resumed) {
+    state.stream = state.switching = 0;
     setReal(false);
     $("back").disabled = true;
     finishRecording();
@@ -79,10 +81,10 @@ function received(message) {
         films.clear();
       }
       if (state.switching) {
+        state.switching -= 1;
         setReal(false);
         state.before = otherFilm(message.world);
       }
-      state.switching = false;
       state.stream = message.stream;
       state.name = message.world;
       dream.restart();
@@ -115,7 +117,7 @@ function received(message) {
       toast(message.text);
       break;
     case "error":
-      state.switching = false;
+      state.switching = 0;
       toast(message.message, true);
       break;
   }
@@ -171,7 +173,7 @@ function takeOver() {
 
 // Begins anew in a world, from the same beginning and under the same keys.
 function switchTo(name) {
-  state.switching = true;
+  state.switching += 1;
   connection.send({ type: "switch", world: name });
   pause(false);
   $("dream").focus({ preventScroll: true });
