@@ -187,7 +187,7 @@ def _report(
         seeds=bench.settings.seeds,
         device=str(world.device),
         metrics=metrics | picture_metrics(arms),
-        headline=tuple(f"{arm.name}/fd_{place}_window" for arm in arms for place in ("first", "last")),
+        headline=tuple(f"{arm.name}/fd_last_window" for arm in arms),
         verdicts=verdicts,
         notes=notes(world, bench, arms, scales, reader, clip_frames),
         tables=(*tables, picture_table(arms)),

@@ -11,6 +11,7 @@ from worldmodel.evaluate.compare_following import Following, Reader, following_o
 from worldmodel.evaluate.compare_page import drawn_curve
 from worldmodel.evaluate.compare_report import (
     Verdict,
+    against,
     at_most_zero,
     below_zero,
     cell,
@@ -18,7 +19,7 @@ from worldmodel.evaluate.compare_report import (
     metrics_of,
 )
 from worldmodel.evaluate.compare_statistics import Readings, combined, estimate
-from worldmodel.evaluate.report import Figure, Metric, Table, rounded
+from worldmodel.evaluate.report import Figure, Metric, Table
 
 AS_OBEDIENT = 0.95  # short-horizon R2 over the baseline's
 LEAST = 0.1  # R2 of the baseline from which on a quotient to it means something
@@ -40,11 +41,11 @@ def recorded_following(reader: Reader) -> Following:
 
 
 def quotient(found: Readings, base: Readings) -> Readings | None:
-    """R2 over the baseline's; None where a baseline's is below LEAST, so that it means nothing."""
-    seeds = min(len(found.values), len(base.values))
-    if base.first(seeds).values.min() < LEAST:
+    """R2 over the baseline's; None where a baseline's is below LEAST with any start left out: it would mean nothing."""
+    theirs = base.first(min(len(found.values), len(base.values)))
+    if min(theirs.values.min(), theirs.without.min(initial=np.inf)) < LEAST:
         return None
-    return combined(np.divide, found, base)
+    return combined(np.divide, found, theirs)
 
 
 def following_metrics(arms: Sequence[Measured], found: Sequence[Following], recorded: Following) -> dict[str, Metric]:
@@ -76,20 +77,15 @@ def following_verdicts(arms: Sequence[Measured], found: Sequence[Following]) -> 
     for arm, each in list(zip(arms, found, strict=True))[1:]:
         short = estimate(combined(lambda a, b: AS_OBEDIENT * b - a, each.short, base.short))
         ratio = quotient(each.short, base.short)
-        text = f"R2 {_mean(each.short)} against {_mean(base.short)}"
-        text += f", {in_words(estimate(ratio))} x" if ratio is not None else ""
+        text = f"R2 {against(each.short, base.short)}"
+        text += f", quotient {in_words(estimate(ratio))}" if ratio is not None else ""
         asked = f"{arm.name}: follows actions at short horizon at least {AS_OBEDIENT} x as well as {arms[0].name}"
         verdicts.append((asked, at_most_zero(short), text))
-        last = estimate(combined(lambda a, b: b - a, each.long.last_window, base.long.last_window))
-        text = f"R2 {_mean(each.long.last_window)} against {_mean(base.long.last_window)}"
-        shown = estimate(combined(np.subtract, each.long.last_window, base.long.last_window))
+        mine, theirs = each.long.last_window, base.long.last_window
+        text = f"R2 {against(mine, theirs)}, difference {in_words(estimate(combined(np.subtract, mine, theirs)))}"
         asked = f"{arm.name}: follows actions in the last window better than {arms[0].name}"
-        verdicts.append((asked, below_zero(last), f"{text}, difference {in_words(shown)}"))
+        verdicts.append((asked, below_zero(estimate(combined(np.subtract, theirs, mine))), text))
     return tuple(verdicts)
-
-
-def _mean(reading: Readings) -> str:
-    return rounded(float(reading.values.mean()))
 
 
 def following_figure(
@@ -166,4 +162,4 @@ def picture_table(arms: Sequence[Measured]) -> Table:
     rows = [(arm.name, *(cell(estimate(reading)) for reading, _ in picture_readings(arm).values())) for arm in arms]
     head = ("arm", *(f"{name.replace('_', ' ')}, {unit}" for name, (_, unit) in picture_readings(arms[0]).items()))
     text = "PSNR of the short clips against what was recorded; contrast 1 and colour shift 0 are like real frames."
-    return Table("Pictures", head, tuple(rows), text)
+    return Table("Closeness and colours", head, tuple(rows), text)

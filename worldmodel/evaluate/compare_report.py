@@ -97,8 +97,9 @@ def distance_verdicts(
             f"{values}, {rounded(ratio.value)} x" if ratio else f"{values}: first not clear of the floor, no quotient"
         )
         verdicts.append((f"{arm.name}: last window at most {FLAT} x its first", at_most_zero(flat), text))
-        good = estimate(combined(lambda a, b: a - AS_GOOD * np.maximum(b, 0), first, base_curve.first_window))
-        text = f"{_mean(first)} against {_mean(base_curve.first_window)}"
+        theirs = base_curve.first_window
+        good = estimate(combined(lambda a, b: a - AS_GOOD * np.maximum(b, 0), first, theirs))
+        text = against(first, theirs)
         verdicts.append((f"{arm.name}: first window at most {AS_GOOD} x {base}'s", at_most_zero(good), text))
         if len(places) > 1:
             slope = estimate(combined(np.subtract, curve.slope(places), base_curve.slope(places)))
@@ -108,6 +109,12 @@ def distance_verdicts(
 
 def _mean(reading: Readings) -> str:
     return rounded(float(reading.values.mean()))
+
+
+def against(mine: Readings, theirs: Readings) -> str:
+    """The means of both over the seeds that both have."""
+    seeds = min(len(mine.values), len(theirs.values))
+    return f"{_mean(mine.first(seeds))} against {_mean(theirs.first(seeds))}"
 
 
 def in_words(found: Estimate) -> str:
@@ -154,14 +161,19 @@ def distance_tables(
 def cell(found: Estimate) -> str:
     """A value with its interval over seeds; over starts, marked with a star, where there is one seed."""
     if found.over_seeds is None:
-        return f"{rounded(found.value)}{_brackets(found.over_starts, '*')}"
-    return f"{rounded(found.value)}{_brackets(found.over_seeds)}"
+        return f"{_brief(found.value)}{_brackets(found.over_starts, '*')}"
+    return f"{_brief(found.value)}{_brackets(found.over_seeds)}"
 
 
 def both(found: Estimate) -> str:
     """A value with all its intervals."""
-    return f"{rounded(found.value)}{_brackets(found.over_seeds)}{_brackets(found.over_starts, '*')}"
+    return f"{_brief(found.value)}{_brackets(found.over_seeds)}{_brackets(found.over_starts, '*')}"
 
 
 def _brackets(interval: tuple[float, float] | None, mark: str = "") -> str:
-    return "" if interval is None else f" [{rounded(interval[0])}, {rounded(interval[1])}]{mark}"
+    return "" if interval is None else f" [{_brief(interval[0])}, {_brief(interval[1])}]{mark}"
+
+
+def _brief(value: float) -> str:
+    """Three significant digits, as tables have little room."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

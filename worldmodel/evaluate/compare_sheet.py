@@ -44,7 +44,7 @@ def sheets(bench: Bench, arms: Sequence[Measured]) -> tuple[Picture, ...]:
         last = length - int(pieces.start[start]) - bench.course.begin
         beyond = times >= last
         episode = bench.course.recordings.chosen[int(pieces.episode[start])]
-        title = f"Start {start + 1}: episode {episode} of the list, from frame {int(pieces.start[start]) + 1}"
+        title = f"Start {start + 1}: episode {episode} of the list, context from frame {int(pieces.start[start]) + 1}"
         found.append(picture(title, _sheet(rows, times, beyond)))
     return tuple(found)
 

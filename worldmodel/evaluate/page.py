@@ -75,10 +75,10 @@ def render(report: Report) -> str:
         f'<div class="soft">{html.escape(facts)}</div></header>',
         f'<section class="grid">{cards}</section>' if cards else "",
         _verdicts(report.verdicts),
-        "".join(f"<h2>{html.escape(table.title)}</h2>{_text_table(table)}" for table in report.tables),
         _section("Side by side", [_film(film) for film in report.films]),
         _section("Curves", [_figure(figure) for figure in report.figures]),
         _section("Pictures", [_picture(picture) for picture in report.pictures]),
+        "".join(f"<h2>{html.escape(table.title)}</h2>{_text_table(table)}" for table in report.tables),
         _notes(report.notes),
         f"<h2>All numbers</h2>{_table(report)}",
     ]

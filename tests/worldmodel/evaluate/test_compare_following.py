@@ -63,8 +63,10 @@ def test_verdicts_compare_seed_by_seed():
 
 
 def test_quotient_to_a_deaf_baseline_means_nothing():
-    deaf, good = Readings(np.array([0.5, -0.1]), np.zeros((2, 3))), Readings(np.array([0.6, 0.8]), np.ones((2, 3)))
+    good = Readings(np.array([0.6, 0.8]), np.ones((2, 3)))
+    deaf, doubtful = (Readings(np.array([0.5, v]), np.full((2, 3), w)) for v, w in ((-0.1, 0.5), (0.5, 0.05)))
     assert quotient(good, deaf) is None
+    assert quotient(good, doubtful) is None
     found = quotient(deaf.first(1), good)
     assert found is not None
     assert found.values == pytest.approx([0.5 / 0.6])
