@@ -95,7 +95,7 @@ def test_bad_configurations():
         SelfForcing(teacher="", ratio=0)
     with pytest.raises(UserError, match=r"levels \(0.5, 0.2\) rise in \(0, 1\)"):
         SelfForcing(teacher="", levels=(0.5, 0.2))
-    with pytest.raises(UserError, match=r"lengths \(\(5, 2\),\) begin at step 0"):
+    with pytest.raises(UserError, match=r"lengths \(\(5, 2\),\) must begin at step 0"):
         OwnRollouts(lengths=((5, 2),))
     with pytest.raises(UserError, match="at least one chunk"):
         OwnRollouts(lengths=((0, 0),))

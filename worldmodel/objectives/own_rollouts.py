@@ -14,11 +14,11 @@ from worldmodel.errors import UserError
 from worldmodel.memory import FullConfig, Memory, MemoryConfig, WindowConfig
 from worldmodel.models.dit import DiT
 from worldmodel.models.world import StreamConfig
-from worldmodel.rollout import start
+from worldmodel.rollout import join, replay, rollout, start
 from worldmodel.sampler import Solver
 from worldmodel.state import State
 
-CALL = 0  # draw of a step's keyed generator
+CALL, LEAD = range(2)  # draws of a step's keyed generator
 
 
 class Forwarded:
@@ -55,30 +55,33 @@ class Forwarded:
 class OwnRollouts:
     """How rollouts are made in training. Sampler, memory and context time are the stream's: what a user will see.
 
-    prefix: real chunks that a rollout starts from. lengths: pairs (from step, chunks), the schedule of its length.
-    gradients: see `worldmodel.differentiable`.
+    prefix: real chunks that a rollout starts from. lead: at most so many generated chunks come before those that the
+    loss sees, without loss and gradient; how many is drawn at every step, the same for all clips and processes, so that
+    the loss sees rollouts of every age at the price of making them. lengths: pairs (from step, chunks), the schedule of
+    the number of chunks that the loss sees. gradients: see `worldmodel.differentiable`.
     """
 
     prefix: int = 1
+    lead: int = 0
     lengths: tuple[tuple[int, int], ...] = ((0, 6),)
     gradients: Gradients = field(default_factory=Gradients)
 
     def __post_init__(self) -> None:
         steps = [step for step, _ in self.lengths]
-        if self.prefix < 1 or not steps or steps[0] != 0 or sorted(set(steps)) != steps:
-            raise UserError(
-                f"rollouts: prefix {self.prefix} must be at least 1 and lengths {self.lengths} begin at step 0 and rise"
-            )
+        if self.prefix < 1 or self.lead < 0:
+            raise UserError(f"rollouts: prefix {self.prefix} must be at least 1 and lead {self.lead} at least 0")
+        if not steps or steps[0] != 0 or sorted(set(steps)) != steps:
+            raise UserError(f"rollouts: lengths {self.lengths} must begin at step 0 and rise")
         if min(chunks for _, chunks in self.lengths) < 1:
             raise UserError(f"rollouts: lengths {self.lengths} need at least one chunk each")
 
     def chunks(self, step: int) -> int:
-        """The length of a rollout at a training step."""
+        """How many chunks the loss sees at a training step."""
         return [chunks for since, chunks in self.lengths if since <= step][-1]
 
     def frames(self, chunk: int, step: int) -> int:
-        """The latent frames of a prefix and its rollout at a training step."""
-        return (self.prefix + self.chunks(step)) * chunk
+        """The latent frames of a prefix and its longest rollout at a training step."""
+        return (self.prefix + self.lead + self.chunks(step)) * chunk
 
     def build(self, model: nn.Module, stream: StreamConfig, seed: int) -> "Rollouts":
         return Rollouts(self, model, stream, seed)
@@ -86,7 +89,10 @@ class OwnRollouts:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A rollout of the first pass: the real beginning, the control after it, and what every chunk's sampling took."""
+    """A rollout of the first pass: what came before it, the control after that, and what every chunk's sampling took.
+
+    context: the real beginning, with the lead in its frames' place if there is one.
+    """
 
     context: Clip[ActionControl]
     control: ActionControl  # [B, T]
@@ -120,13 +126,16 @@ class Rollouts:
         step: of the training; it draws the call that carries gradients, the same on every process.
         """
         size, prefix = self.model.chunk, self.cfg.prefix * self.model.chunk
-        if clip.x.shape[1] < prefix + chunks * size:
+        need = prefix + (self.cfg.lead + chunks) * size
+        if clip.x.shape[1] < need:
             raise UserError(
-                f"rollouts: {self.cfg.prefix} chunks of prefix and {chunks} generated ones of {size} frames need clips "
-                f"of {prefix + chunks * size} frames, these have {clip.x.shape[1]}"
+                f"rollouts: {self.cfg.prefix} chunks of prefix and {self.cfg.lead + chunks} generated ones of {size} "
+                f"frames need clips of {need} frames, these have {clip.x.shape[1]}"
             )
-        context, control = clip.frames(0, prefix), clip.control.frames(prefix, prefix + chunks * size)
-        seed, u = noise.row_seed(self.seed, clip.index), self._draw(step, clip.x.device)
+        device = clip.x.device
+        seed, u = noise.row_seed(self.seed, clip.index), self._draw(step, CALL, device)
+        begin = prefix + int(self._draw(step, LEAD, device) * (self.cfg.lead + 1)) * size
+        context, control = self._led(clip, prefix, begin, seed), clip.control.frames(begin, begin + chunks * size)
         takes, after = dream(
             self.model, control, self.solver, self._start(context, seed), self.cfg.gradients, u,
             self.stream.context_time,
@@ -154,12 +163,22 @@ class Rollouts:
         return 1 if self.cfg.gradients.memory == "replay" else len(made.takes)
 
     @torch.no_grad()
+    def _led(self, clip: Clip[ActionControl], prefix: int, begin: int, seed: Tensor) -> Clip[ActionControl]:
+        """The clip up to frame `begin`: real up to `prefix`, then generated."""
+        real, control = clip.frames(0, prefix), clip.control.frames(prefix, begin)
+        if begin == prefix:
+            return real
+        controller = replay(control, self.model.chunk)
+        made = join(rollout(self.model, controller, self.solver, self._start(real, seed), self.stream.context_time))
+        return Clip(torch.cat((real.x, made), 1), real.control.join(control), clip.index)
+
+    @torch.no_grad()
     def _start(self, context: Clip[ActionControl], seed: Tensor) -> State:
         return start(self.model, self.stream.memory, seed, context, self.stream.context_time)
 
-    def _draw(self, step: int, device: torch.device) -> float:
+    def _draw(self, step: int, what: int, device: torch.device) -> float:
         row = noise.row_seed(self.seed, torch.tensor([step], device=device))
-        return float(noise.uniform(row, torch.zeros_like(row)[:, None], CALL))
+        return float(noise.uniform(row, torch.zeros_like(row)[:, None], what))
 
 
 def check_lengths(
