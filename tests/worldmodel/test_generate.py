@@ -98,6 +98,36 @@ def test_a_video_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
         write_video(tmp_path / "b.mp4", np.zeros((2, 8, 8, 3), np.uint8), 8)
 
 
+def test_frames_that_come_one_by_one_make_the_same_file(tmp_path):
+    frames = np.random.default_rng(0).integers(0, 256, (5, 17, 18, 3)).astype(np.uint8)
+    write_video(tmp_path / "whole.mp4", frames, 8)
+    write_video(tmp_path / "single.mp4", iter(frames), 8)
+    assert (tmp_path / "single.mp4").read_bytes() == (tmp_path / "whole.mp4").read_bytes()
+
+
+def test_a_video_that_breaks_off_leaves_the_old_one(tmp_path):
+    def broken():
+        yield np.zeros((16, 16, 3), np.uint8)
+        raise UserError("the model has diverged")
+
+    path = tmp_path / "x.mp4"
+    path.write_bytes(b"what was there")
+    with pytest.raises(UserError, match="diverged"):
+        write_video(path, broken(), 8)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("x.mp4", b"what was there")]
+
+
+def test_a_rollout_video_is_what_is_generated(tmp_path, monkeypatch):
+    made, told = world(), []
+    monkeypatch.setattr("worldmodel.generate.write_video", lambda path, frames, fps: told.extend(frames))
+    write_rollout(made, None, tmp_path / "x.mp4", 6, 3, None, 2)
+    context = context_of(made)
+    length = -(-6 // made.dit.chunk) * made.dit.chunk
+    control = wander(made.actions, context.batch, length + made.stream.sampler.lookahead * made.dit.chunk, 3)
+    video = generate(made, context, control, 3 + torch.arange(context.batch), quiet=True)
+    assert (np.stack(told)[:, ::2, ::2] == np.concatenate(list(video), 2)).all()
+
+
 def test_an_error_and_its_notes_are_one_line(monkeypatch, capsys):
     def fail(*args):
         error = UserError("first\nsecond")
