@@ -6,6 +6,7 @@ Passes without gradient keep nothing; what a second pass keeps is one chunk's.
 Letters: b rows of a micro-batch, K frames of a chunk, N samples of a population, D features.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,24 +127,39 @@ def rollout_step(rolled: Rolled, objective: Rolling, frames: int, micro: int, to
             return _pushforward(rolled, objective, frames)
 
 
+def _led(cfg: OwnRollouts, of: Callable[[int], Operations]) -> Operations:
+    """The mean over the leads that may be drawn; of: what comes after so many chunks."""
+    return sum((of(cfg.prefix + lead).times(1 / (cfg.lead + 1)) for lead in range(cfg.lead + 1)), NOTHING)
+
+
 def _first(rolled: Rolled, cfg: OwnRollouts) -> Operations:
     """The pass that rolls out, without gradient."""
     calls = rolled.solver.calls
     mean = (calls + 1) / 2 if cfg.gradients.policy == "exit_step" else calls  # the others skip none
-    return rolled.rollout(cfg.prefix, longest(cfg), mean).without_gradient
+
+    def after(begin: int) -> Operations:
+        lead = begin - cfg.prefix
+        made = rolled.rollout(cfg.prefix, lead, calls) if lead else NOTHING
+        return made + rolled.rollout(begin, longest(cfg), mean)
+
+    return _led(cfg, after).without_gradient
 
 
 def _again(rolled: Rolled, cfg: OwnRollouts) -> tuple[Operations, int]:
     """The pass with gradient, and the bytes of its graph."""
-    prefix, chunks = cfg.prefix, longest(cfg)
+    last, chunks = cfg.prefix + cfg.lead, longest(cfg)
     if cfg.gradients.memory == "replay":
-        shapes = rolled.clip_shapes(prefix, chunks, rolled.guided)
-        return rolled.clip(prefix, chunks, rolled.guided), rolled.peak(shapes)
+        shapes = rolled.clip_shapes(last, chunks, rolled.guided)
+        return _led(cfg, lambda begin: rolled.clip(begin, chunks, rolled.guided)), rolled.peak(shapes)
     chosen = len(cfg.gradients.calls(rolled.solver.calls, 0.0))
-    found = rolled.begin(prefix).without_gradient
-    for place in range(prefix, prefix + chunks):
-        found += rolled.sample(place, chosen) + rolled.remember(place).without_gradient
-    return found, rolled.peak(rolled.chunk_shapes(prefix + chunks - 1, rolled.guided), chosen)
+
+    def after(begin: int) -> Operations:
+        found = rolled.begin(begin).without_gradient
+        for place in range(begin, begin + chunks):
+            found += rolled.sample(place, chosen) + rolled.remember(place).without_gradient
+        return found
+
+    return _led(cfg, after), rolled.peak(rolled.chunk_shapes(last + chunks - 1, rolled.guided), chosen)
 
 
 def longest(cfg: OwnRollouts) -> int:
@@ -152,9 +168,9 @@ def longest(cfg: OwnRollouts) -> int:
 
 
 def _frechet(rolled: Rolled, cfg: FrechetForcing, micro: int, tokenizer: Path | None) -> RolloutStep:
-    prefix, chunks = cfg.rollouts.prefix, longest(cfg.rollouts)
+    before, chunks = cfg.rollouts.prefix + cfg.rollouts.lead, longest(cfg.rollouts)
     size, latent = rolled.model.chunk, rolled.model.cfg
-    remembered = rolled.memory((prefix + chunks + cfg.last) * size)  # of one micro-batch; all are rolled out first
+    remembered = rolled.memory((before + chunks + cfg.last) * size)  # of one micro-batch; all are rolled out first
     found, graphs, frozen, host = _first(rolled, cfg.rollouts), [0], 0, 0
     if cfg.context or (cfg.reality and cfg.encoders):
         again, graph = _again(rolled, cfg.rollouts)
@@ -179,11 +195,16 @@ def _frechet(rolled: Rolled, cfg: FrechetForcing, micro: int, tokenizer: Path | 
         found += _distance(cfg, dimension, population)
         host += _population(cfg, dimension)
     if cfg.anchor:
-        place = prefix + chunks + cfg.last
-        found += sum((rolled.remember(place - 1 - n).without_gradient for n in range(cfg.last)), NOTHING)
-        found += rolled.remember(place)  # as one call without guidance
-        graphs.append(rolled.peak(rolled.chunk_shapes(place)))
-    return RolloutStep(found, max(graphs) + micro * remembered, chunks, frozen, host)
+
+        def anchored(begin: int) -> Operations:
+            place = begin + chunks + cfg.last
+            reals = sum((rolled.remember(place - 1 - n).without_gradient for n in range(cfg.last)), NOTHING)
+            return reals + rolled.remember(place)  # as one call without guidance
+
+        found += _led(cfg.rollouts, anchored)
+        graphs.append(rolled.peak(rolled.chunk_shapes(before + chunks + cfg.last)))
+    made = cfg.rollouts.lead / 2 + chunks
+    return RolloutStep(found, max(graphs) + micro * remembered, made, frozen, host)
 
 
 def _encoders(cfg: FrechetForcing) -> tuple[str, ...]:
@@ -191,15 +212,15 @@ def _encoders(cfg: FrechetForcing) -> tuple[str, ...]:
 
 
 def _self_forcing(rolled: Rolled, cfg: SelfForcing, micro: int) -> RolloutStep:
-    prefix, chunks = cfg.rollouts.prefix, longest(cfg.rollouts)
-    clip = rolled.clip(prefix, chunks)
+    before, chunks = cfg.rollouts.prefix + cfg.rollouts.lead, longest(cfg.rollouts)
+    clip = _led(cfg.rollouts, lambda begin: rolled.clip(begin, chunks))
     again, graph = _again(rolled, cfg.rollouts)
     scores = clip.without_gradient.times(2 if cfg.guidance == 1.0 else 3)  # critic, teacher, teacher without control
     found = _first(rolled, cfg.rollouts) + clip + (scores + again).times(1 / cfg.ratio)
     weights = sum(p.nbytes for p in rolled.model.parameters())
-    peak = max(rolled.peak(rolled.clip_shapes(prefix, chunks)), graph)
-    memory = (micro + 1) * rolled.memory((prefix + chunks) * rolled.model.chunk)
-    return RolloutStep(found, peak + memory, chunks, frozen=weights, critics=1)
+    peak = max(rolled.peak(rolled.clip_shapes(before, chunks)), graph)
+    memory = (micro + 1) * rolled.memory((before + chunks) * rolled.model.chunk)
+    return RolloutStep(found, peak + memory, cfg.rollouts.lead / 2 + chunks, frozen=weights, critics=1)
 
 
 def _hero(rolled: Rolled, cfg: Hero, frames: int) -> RolloutStep:

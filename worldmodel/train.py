@@ -163,7 +163,7 @@ def _timing(run: Run, step: int, clip: Clip, seconds: float) -> dict[str, float]
     """
     match run.objective:
         case FrechetForcing() | SelfForcing() as forcing:
-            return {"seconds_per_chunk": seconds / forcing.rollouts.chunks(step)}
+            return {"seconds_per_chunk": seconds / forcing.rollouts.made(step)}
         case Hero() as hero if isinstance(run.model, DiTConfig):
             return {"seconds_per_chunk": seconds / (clip.x.shape[1] // run.model.chunk - hero.prefix)}
         case _:

@@ -21,7 +21,7 @@ from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
 from worldmodel.objectives.own_rollouts import OwnRollouts
-from worldmodel.objectives.pushforward import Pushforward
+from worldmodel.objectives.pushforward import Pushforward, PushforwardObjective
 from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.rollout_footprint import EIGENVALUES
 from worldmodel.sampler import Euler, Pipelined
@@ -110,9 +110,29 @@ def test_operations_are_those_that_pytorch_counts(name, tokenizer):
     assert estimate(work).operations.total == pytest.approx(expected, rel=0.04)
 
 
+@pytest.mark.parametrize("kind", ["frechet", "replay", "self forcing"])
+def test_a_lead_counts_as_the_mean_of_its_draws(kind, tokenizer):
+    cfg = replace(rollouts(memory="replay" if kind == "replay" else "none"), lead=2)
+    objective = (
+        SelfForcing(teacher="", rollouts=cfg, ratio=1) if kind == "self forcing" else forcing(rollouts=cfg, reality=0.0)
+    )
+    work = replace(work_of("frechet with full memory", tokenizer), objective=objective, frames=20)
+    built, step = real(work)
+    found = []
+    for lead in range(3):
+        built.rollouts._draw = lambda step, what, device, u=(lead + 0.5) / 3: u
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+            step()
+        found.append(counted.get_total_flops())
+    assert found[2] > found[1] > found[0]
+    assert estimate(work).operations.total == pytest.approx(sum(found) / 3, rel=0.04)
+    assert estimate(work).chunks == 4
+
+
 def test_pushforward_is_the_mean_over_its_lengths(tokenizer):
     work = work_of("pushforward", tokenizer)
     built, _ = real(work)
+    assert isinstance(built, PushforwardObjective)
     found = []
     for chunks in range(1, 7):
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:

@@ -79,6 +79,10 @@ class OwnRollouts:
         """How many chunks the loss sees at a training step."""
         return [chunks for since, chunks in self.lengths if since <= step][-1]
 
+    def made(self, step: int) -> float:
+        """How many chunks are made at a training step, the mean over leads."""
+        return self.lead / 2 + self.chunks(step)
+
     def frames(self, chunk: int, step: int) -> int:
         """The latent frames of a prefix and its longest rollout at a training step."""
         return (self.prefix + self.lead + self.chunks(step)) * chunk
