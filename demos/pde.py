@@ -84,7 +84,7 @@ ARMS = {
     "one-step": Arm(objective=RolloutError(), frames=2, lr=2e-3),
     "rollout": Arm(objective=RolloutError(), frames=9),
     "pushforward": Arm(objective=Pushforward(), frames=3, lr=2e-3),
-    "hero": Arm(objective=Hero(), frames=9),
+    "hero": Arm(objective=Hero(), frames=9, lr=2e-3),
 }
 
 
