@@ -2,7 +2,8 @@
 
 worldmodel train configs/home_self_forced.py
 
-Teacher, critic and student start from what `configs/home.py` has made (runs/home/model).
+Teacher, critic and student start from what `configs/home.py` has made (runs/home/model). No result of it is published
+yet.
 """
 
 from dataclasses import replace
@@ -16,11 +17,10 @@ from worldmodel.run import Run, load
 
 def run() -> Run:
     forced = load(Path(__file__).with_name("home_forced.py"))
+    rollouts = OwnRollouts(prefix=1, lead=12, lengths=((0, 6),), gradients=Gradients(policy="exit_step"))
     return replace(
         forced,
-        objective=SelfForcing(
-            teacher="runs/home/model",
-            rollouts=OwnRollouts(prefix=1, lengths=((0, 6), (100, 9)), gradients=Gradients(policy="exit_step")),
-        ),
+        objective=SelfForcing(teacher="runs/home/model", rollouts=rollouts),
         out=Path("runs/home_self_forced"),
+        steps=300,
     )
