@@ -301,6 +301,12 @@ def test_a_recording_is_downloaded(painted, serving, open_page) -> None:
         assert page.locator("#recording").is_hidden()
 
 
+LIT = """() => {
+  const note = ({target}) => target.matches('.key.down') && window.lit.push(target.textContent);
+  new MutationObserver((all) => all.forEach(note)).observe(document, {subtree: true, attributeFilter: ['class']});
+}"""  # window.lit: the keys that were lit, however briefly
+
+
 def test_the_same_keys_in_another_world(world, base, serving, open_page) -> None:
     """T repeats the run in the other world, with the pictures of this one beside it; a key takes over."""
     with serving(world, base=base) as (address, studio):
@@ -313,22 +319,26 @@ def test_the_same_keys_in_another_world(world, base, serving, open_page) -> None
         page.wait_for_selector(".key.down")
         page.wait_for_timeout(300)
         page.keyboard.up("w")
-        while session.projector.index < 60:
+        while session.projector.index < 150:  # long enough to press "faster" in time
             page.wait_for_timeout(20)
+        page.evaluate(LIT)
         for name, before in (("base", "world"), ("world", "base")):
+            page.evaluate("window.lit = []")
             page.keyboard.press("t")
             page.wait_for_selector(f'#worlds button[data-world="{name}"][aria-checked="true"]')
             page.wait_for_selector("#before-screen", state="visible")
             assert page.text_content("#before-name") == f"{before}, before"
-            page.wait_for_selector(".key.down")  # the recorded one
             page.click("#faster")
             page.wait_for_selector('#veil[data-kind="over"]')
+            assert set(page.evaluate("window.lit")) == {"↑Wforward"}  # the recorded one
             while session.choices.pace != world.fps:
                 page.wait_for_timeout(20)
         same = "Array.from(document.getElementById(ID).getContext('2d').getImageData(0, 0, 16, 16).data).join()"
         assert page.evaluate(same.replace("ID", "'dream'")) != page.evaluate(same.replace("ID", "'before'"))
         page.click('#worlds button[data-world="base"]')
-        page.wait_for_function("() => parseFloat(document.getElementById('script-done').style.width) > 10")
+        page.wait_for_selector('#worlds button[data-world="base"][aria-checked="true"]')
+        width = "parseFloat(document.getElementById('script-done').style.width)"
+        page.wait_for_function(f"() => {width} > 10 && {width} < 70")
         page.keyboard.down("s")
         page.wait_for_selector("#script", state="hidden")
         assert page.locator("#before-screen").is_hidden()
