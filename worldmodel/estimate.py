@@ -25,7 +25,7 @@ from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
-from worldmodel.objectives.own_rollouts import check_lengths
+from worldmodel.objectives.own_rollouts import check_lengths, growth
 from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.objectives.self_forcing import SelfForcing
@@ -71,10 +71,7 @@ class Workload:
         if self.frames % self.model.chunk:
             raise UserError(f"a clip of {self.frames} frames does not cut into chunks of {self.model.chunk}")
         if not isinstance(self.objective, FlowMatching):
-            lengths = (
-                self.objective.rollouts.lengths if isinstance(self.objective, FrechetForcing | SelfForcing) else ()
-            )
-            starts = [since for since, _ in lengths]
+            starts = growth(self.objective)
             check_lengths(self.objective, self.model.chunk, self.frames, (), starts, max(starts, default=0) + 1)
         elif self.frames <= self.objective.context * self.model.chunk:
             raise UserError(f"a clip of {self.frames} frames is only context: nothing of it is trained on")

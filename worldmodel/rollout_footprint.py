@@ -83,10 +83,13 @@ class Rolled:
         return sum((self.remember(place) for place in range(prefix)), NOTHING)
 
     def rollout(self, prefix: int, chunks: int, calls: float) -> Operations:
-        """Chunks after a prefix, with a mean number of calls each."""
-        found = self.begin(prefix)
-        low = int(calls)
-        for place in range(prefix, prefix + chunks):
+        """A prefix, and chunks after it with a mean number of calls each."""
+        return self.begin(prefix) + self.make(prefix, chunks, calls)
+
+    def make(self, first: int, chunks: int, calls: float) -> Operations:
+        """Chunks from number `first` on, with a mean number of calls each."""
+        found, low = NOTHING, int(calls)
+        for place in range(first, first + chunks):
             few = self.sample(place, low)
             more = few if calls == low else self.sample(place, low + 1)
             found += few.times(1 + low - calls) + more.times(calls - low) + self.remember(place)
@@ -138,9 +141,7 @@ def _first(rolled: Rolled, cfg: OwnRollouts) -> Operations:
     mean = (calls + 1) / 2 if cfg.gradients.policy == "exit_step" else calls  # the others skip none
 
     def after(begin: int) -> Operations:
-        lead = begin - cfg.prefix
-        made = rolled.rollout(cfg.prefix, lead, calls) if lead else NOTHING
-        return made + rolled.rollout(begin, longest(cfg), mean)
+        return rolled.rollout(cfg.prefix, begin - cfg.prefix, calls) + rolled.make(begin, longest(cfg), mean)
 
     return _led(cfg, after).without_gradient
 

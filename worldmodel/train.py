@@ -36,7 +36,7 @@ from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.objectives.base import Objective, Update
 from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
-from worldmodel.objectives.own_rollouts import check_lengths
+from worldmodel.objectives.own_rollouts import check_lengths, growth
 from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.progress import Line, StopSignal, listed
@@ -137,8 +137,7 @@ def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Ob
     model, shape = roles["model"].model, run.model
     if isinstance(run.objective, FrechetForcing | SelfForcing | Hero | Pushforward):
         assert isinstance(shape, DiTConfig)  # artifact.check
-        lengths = run.objective.rollouts.lengths if isinstance(run.objective, FrechetForcing | SelfForcing) else ()
-        starts = [since for since, _ in lengths]
+        starts = growth(run.objective)
         check_lengths(run.objective, shape.chunk, run.data.length, run.data.curriculum, starts, run.steps)
     match run.objective:
         case FrechetForcing() as forcing:

@@ -14,7 +14,7 @@ from worldmodel.errors import UserError
 from worldmodel.memory import FullConfig, Memory, MemoryConfig, WindowConfig
 from worldmodel.models.dit import DiT
 from worldmodel.models.world import StreamConfig
-from worldmodel.rollout import join, replay, rollout, start
+from worldmodel.rollout import replay, rollout, start
 from worldmodel.sampler import Solver
 from worldmodel.state import State
 
@@ -139,11 +139,9 @@ class Rollouts:
         device = clip.x.device
         seed, u = noise.row_seed(self.seed, clip.index), self._draw(step, CALL, device)
         begin = prefix + int(self._draw(step, LEAD, device) * (self.cfg.lead + 1)) * size
-        context, control = self._led(clip, prefix, begin, seed), clip.control.frames(begin, begin + chunks * size)
-        takes, after = dream(
-            self.model, control, self.solver, self._start(context, seed), self.cfg.gradients, u,
-            self.stream.context_time,
-        )  # fmt: skip
+        context, state = self._led(clip, prefix, begin, seed)
+        control = clip.control.frames(begin, begin + chunks * size)
+        takes, after = dream(self.model, control, self.solver, state, self.cfg.gradients, u, self.stream.context_time)
         return Made(context, control, takes, seed, u, after)
 
     def again(self, made: Made, pulls: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -167,14 +165,17 @@ class Rollouts:
         return 1 if self.cfg.gradients.memory == "replay" else len(made.takes)
 
     @torch.no_grad()
-    def _led(self, clip: Clip[ActionControl], prefix: int, begin: int, seed: Tensor) -> Clip[ActionControl]:
-        """The clip up to frame `begin`: real up to `prefix`, then generated."""
-        real, control = clip.frames(0, prefix), clip.control.frames(prefix, begin)
-        if begin == prefix:
-            return real
-        controller = replay(control, self.model.chunk)
-        made = join(rollout(self.model, controller, self.solver, self._start(real, seed), self.stream.context_time))
-        return Clip(torch.cat((real.x, made), 1), real.control.join(control), clip.index)
+    def _led(
+        self, clip: Clip[ActionControl], prefix: int, begin: int, seed: Tensor
+    ) -> tuple[Clip[ActionControl], State]:
+        """The clip up to frame `begin`, real up to `prefix`, then generated; and the state after it."""
+        real = clip.frames(0, prefix)
+        state, x = self._start(real, seed), [real.x]
+        controller = replay(clip.control.frames(prefix, begin), self.model.chunk)
+        for chunk, after in rollout(self.model, controller, self.solver, state, self.stream.context_time):
+            x.append(chunk.x)
+            state = after
+        return Clip(torch.cat(x, 1), clip.control.frames(0, begin), clip.index), state
 
     @torch.no_grad()
     def _start(self, context: Clip[ActionControl], seed: Tensor) -> State:
@@ -183,6 +184,12 @@ class Rollouts:
     def _draw(self, step: int, what: int, device: torch.device) -> float:
         row = noise.row_seed(self.seed, torch.tensor([step], device=device))
         return float(noise.uniform(row, torch.zeros_like(row)[:, None], what))
+
+
+def growth(objective: Any) -> tuple[int, ...]:
+    """The training steps at which an objective's rollouts change their length; none for one without a schedule."""
+    rollouts = getattr(objective, "rollouts", None)
+    return tuple(step for step, _ in rollouts.lengths) if isinstance(rollouts, OwnRollouts) else ()
 
 
 def check_lengths(
