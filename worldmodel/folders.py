@@ -17,6 +17,14 @@ def check_creatable(path: Path) -> None:
         raise UserError(f"{path}: cannot be made, {parent} is no folder that can be written to")
 
 
+def make_folder(folder: Path) -> None:
+    """The folder and those above it; one that cannot be made is a UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: could not be made ({error.strerror or error})") from error
+
+
 @contextmanager
 def replaced(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
     """A new folder beside `folder` that takes its place when the block ends without an error.

@@ -10,23 +10,21 @@ from worldmodel.evaluate.actions_page import Sizes, figures, films, notes
 from worldmodel.evaluate.continuation import beginning, context_frames, continuations, following, whole_chunks
 from worldmodel.evaluate.counterfactual import ARMS, counterfactuals, gap_metrics
 from worldmodel.evaluate.following import (
+    EPOCHS,
     VALID,
     Floats,
     Judged,
-    Targets,
     judge,
     reconstruct,
     score_metric,
     sign_metrics,
     train_probe,
 )
-from worldmodel.evaluate.probe import WINDOW, Probe
+from worldmodel.evaluate.probe import WINDOW
 from worldmodel.evaluate.recordings import Recordings, check_fit, excerpts
 from worldmodel.evaluate.report import Metric, Outcome, Report
 from worldmodel.models.world import WorldModel
 from worldmodel.progress import progress_bar
-
-LENGTH = 24  # frames of a training clip of the probe
 
 
 def evaluate_actions(
@@ -39,7 +37,7 @@ def evaluate_actions(
     gap_clips: int = 16,
     context: int = 4,
     train_clips: int = 800,
-    epochs: int = 12,
+    epochs: int = EPOCHS,
     seeds: tuple[int, int] = (0, 1),
     name: str = "CHECKPOINT",
     quiet: bool = False,
@@ -62,7 +60,7 @@ def evaluate_actions(
             f"actions: counts must be at least 1, gap_clips 2 and frames {WINDOW}; got clips {clips}, frames {frames}, "
             f"gap_clips {gap_clips}, context {context}, train_clips {train_clips}, epochs {epochs}"
         )
-    probe, targets = _probe(world, train, train_clips, epochs, seeds[0], quiet)
+    probe, targets = train_probe(world, train, train_clips, epochs, seeds[0], quiet)
 
     begin, chunks = context_frames(world, context), whole_chunks(world, frames)
     per_clip = chunks * world.pixel_frames
@@ -106,15 +104,6 @@ def evaluate_actions(
         figures=figures(arms, other, valid),
         films=films(pieces.pixels[:, begin : begin + frames], other, world.fps),
     )  # fmt: skip
-
-
-def _probe(
-    world: WorldModel, train: Recordings, clips: int, epochs: int, seed: int, quiet: bool
-) -> tuple[Probe, Targets]:
-    with progress_bar(
-        "probe", clips * (LENGTH + epochs * (LENGTH - WINDOW)), unit="windows", shown=not quiet
-    ) as progress:
-        return train_probe(world, train, clips, LENGTH, epochs, seed, progress, progress)
 
 
 def _mirrored(true: Floats, spec: ActionSpec) -> Floats:

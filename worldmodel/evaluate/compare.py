@@ -25,7 +25,7 @@ from worldmodel.evaluate.compare_measure import Measurement, frames_to_make, mea
 from worldmodel.evaluate.compare_page import distance_figure, notes
 from worldmodel.evaluate.compare_report import distance_metrics, distance_tables, distance_verdicts
 from worldmodel.evaluate.compare_sheet import films, sheets
-from worldmodel.evaluate.following import train_probe
+from worldmodel.evaluate.following import EPOCHS, LENGTH, train_probe
 from worldmodel.evaluate.long_rollouts import Scale, scale_of
 from worldmodel.evaluate.probe import WINDOW
 from worldmodel.evaluate.recordings import Recordings, check_fit
@@ -33,8 +33,6 @@ from worldmodel.evaluate.report import Report
 from worldmodel.fingerprint import fingerprint
 from worldmodel.models.world import WorldModel
 from worldmodel.progress import progress_bar
-
-PROBE_FRAMES, PROBE_EPOCHS = 24, 12  # as in `evaluate actions`
 
 
 def evaluate_compare(
@@ -95,13 +93,11 @@ def _reader(
     """A probe, trained here or kept from before, and a name for it."""
     tokenizer: Any = world.tokenizer  # tokenizers are modules
     seed = bench.settings.seeds[0]
-    sizes = f"{clips} {PROBE_FRAMES} {PROBE_EPOCHS} {seed}"
+    sizes = f"{clips} {LENGTH} {EPOCHS} {seed}"
     key = kept_key("probe", recordings_key(train), fingerprint(tokenizer), sizes)
     probe = load_probe(kept, key)
     if probe is None:
-        total = clips * (PROBE_FRAMES + PROBE_EPOCHS * (PROBE_FRAMES - WINDOW))
-        with progress_bar("probe", total, unit="windows", shown=not quiet) as progress:
-            probe, _ = train_probe(world, train, clips, PROBE_FRAMES, PROBE_EPOCHS, seed, progress, progress)
+        probe, _ = train_probe(world, train, clips, EPOCHS, seed, quiet)
         keep_probe(kept, key, probe)
     return reader_of(world, bench, probe), key
 
@@ -164,14 +160,14 @@ def _report(
 ) -> Report:
     pictures = bench.settings.rollouts * bench.settings.window
     metrics, tables, figures, series = {}, [], [], {}
-    for number, scale in enumerate(scales):
+    distances = [[arm.curves(number, scale) for arm in arms] for number, scale in enumerate(scales)]
+    for number, (scale, curves) in enumerate(zip(scales, distances, strict=True)):
         encoder = scale.encoder.name
-        curves = [arm.curves(number, scale) for arm in arms]
         metrics |= distance_metrics(arms, curves, bench.places, encoder, f"__{encoder}" if number else "")
         tables += distance_tables(arms, curves, bench.places, encoder)
         figures.append(distance_figure(arms, curves, bench.places, scale, pictures, clip_frames))
         series[encoder] = {arm.name: curve.values.tolist() for arm, curve in zip(arms, curves, strict=True)}
-    verdicts = distance_verdicts(arms, [arm.curves(0, scales[0]) for arm in arms], bench.places)
+    verdicts = distance_verdicts(arms, distances[0], bench.places)
     series = {"fd_above_floor": series}
     if reader is not None:
         followed, recorded = followings(reader, arms), recorded_following(reader)

@@ -8,7 +8,7 @@ from worldmodel.evaluate import plots
 from worldmodel.evaluate.compare_arms import Measured
 from worldmodel.evaluate.compare_bench import Bench
 from worldmodel.evaluate.compare_following import Following, Reader, following_of
-from worldmodel.evaluate.compare_page import drawn_curve
+from worldmodel.evaluate.compare_page import drawn_curve, label
 from worldmodel.evaluate.compare_report import (
     Verdict,
     against,
@@ -100,9 +100,7 @@ def following_figure(
         ax.axhline(level, color=plots.REAL, linewidth=1, linestyle=(0, (4, 2)), label="recorded frames")
         margin = 0.05 * (max(*edges, level) - min(edges) or 1)
         ax.set_ylim(max(min(edges) - margin, -1), max(*edges, level) + margin)
-        ax.set_xlabel("middle of the window, frames after the context")
-        ax.set_ylabel("R2 of the probe")
-        ax.legend(ncols=min(len(arms) + 1, 5), loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.4)
+        label(ax, "R2 of the probe", len(arms))
     text = (
         f"Mean over {', '.join(reader.counted)}: 1 is every action read exactly, 0 is no better than their mean; cut "
         f"off below -1. Lines, shades and upright lines as above."

@@ -41,14 +41,19 @@ class CompareSettings:
 class Bench:
     """What all models are measured on: the same starts, recorded actions and noise seeds.
 
-    starts [W]: first frames of the windows. wanted [N]: the frames of a long rollout that are kept.
+    starts [W]: first frames of the windows.
     """
 
     settings: CompareSettings
     course: Course
     short: Excerpts
     starts: tuple[int, ...]
-    wanted: NDArray[np.int64]
+
+    @property
+    def wanted(self) -> NDArray[np.int64]:
+        """The frames of a long rollout that are kept, rising: [N]."""
+        inside = np.add.outer(np.array(self.starts), np.arange(self.settings.window)).ravel()
+        return np.unique(np.concatenate((inside, self.sheet_times, self.film_times)))
 
     def at(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where some of the wanted frames are among them."""
@@ -110,7 +115,4 @@ def prepare(world: WorldModel, recordings: Recordings, settings: CompareSettings
     length = context_frames(world, settings.context) + whole_chunks(world, settings.horizon) * world.pixel_frames
     short = excerpts(recordings, length, settings.clips, settings.seeds[0])
     starts = window_starts(settings.frames, settings.window, settings.windows)
-    bench = Bench(settings, course, short, starts, np.arange(0))
-    inside = np.add.outer(np.array(starts), np.arange(settings.window)).ravel()
-    wanted = np.unique(np.concatenate((inside, bench.sheet_times, bench.film_times)))
-    return Bench(settings, course, short, starts, wanted)
+    return Bench(settings, course, short, starts)

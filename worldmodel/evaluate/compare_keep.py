@@ -20,6 +20,7 @@ import torch
 from worldmodel.errors import UserError
 from worldmodel.evaluate.compare_measure import Measurement
 from worldmodel.evaluate.probe import Probe, ProbeNet
+from worldmodel.folders import make_folder
 from worldmodel.serial import write_json
 
 
@@ -98,11 +99,3 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _broken(path: Path, error: Exception) -> UserError:
     return UserError(f"{path}: not a measurement of ours ({error}); delete it to measure again")
-
-
-def make_folder(folder: Path) -> None:
-    """A folder that cannot be made is a UserError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: could not be made ({error.strerror or error})") from error

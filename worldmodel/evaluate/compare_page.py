@@ -42,6 +42,13 @@ def drawn_curve(ax: Axes, places: NDArray[np.float64], curve: Curves, name: str,
     return seen
 
 
+def label(ax: Axes, what: str, arms: int) -> None:
+    """Name the axes of a plot over the windows, and its arms above it."""
+    ax.set_xlabel("middle of the window, frames after the context")
+    ax.set_ylabel(what)
+    ax.legend(ncols=min(arms + 1, 5), loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.4)
+
+
 def distance_figure(
     arms: Sequence[Measured],
     curves: Sequence[Curves],
@@ -62,9 +69,7 @@ def distance_figure(
             ax.axvline(clip_frames, color="#94a3b8", linewidth=1, linestyle=(0, (1, 2)))
             place = (clip_frames, ax.get_ylim()[1])
             ax.annotate(" training clip", place, color="#64748b", fontsize=8.5, va="top")
-        ax.set_xlabel("middle of the window, frames after the context")
-        ax.set_ylabel("distance above the floor")
-        ax.legend(ncols=min(len(arms) + 1, 5), loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.4)
+        label(ax, "distance above the floor", len(arms))
     text = (
         f"N = {pictures} pictures a window; 0 is as many real frames (the floor {scale.floor.value:.4g} is "
         f"subtracted). Thick: mean over training seeds; thin: single seeds; shaded: 95 % over seeds, from three on; "

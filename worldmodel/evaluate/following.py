@@ -15,15 +15,17 @@ from numpy.typing import NDArray
 from worldmodel.actions import ActionSpec
 from worldmodel.errors import UserError
 from worldmodel.evaluate.motion import MOTIONS, body_motion, flow_fields, has_pose
-from worldmodel.evaluate.probe import Probe, centres, fit
+from worldmodel.evaluate.probe import WINDOW, Probe, centres, fit
 from worldmodel.evaluate.recordings import Excerpts, Pixels, Recordings, excerpts
 from worldmodel.evaluate.report import Metric
 from worldmodel.evaluate.statistics import bootstrap, r2, sign_agreement
 from worldmodel.models.world import WorldModel
 from worldmodel.pixels import to_float, to_uint8
+from worldmodel.progress import progress_bar
 
 VALID = 0.6  # a target counts only if the probe reaches this on real held-out clips
 CLEAR = 0.3  # an action is clear from this share of its largest value on
+LENGTH, EPOCHS = 24, 12  # frames of a training clip of the probe; passes over all of them, unless told otherwise
 EPISODES = 40  # training clips come from at most so many
 REBUILT = 1 / 3  # share of the training clips that the tokenizer has encoded and decoded
 
@@ -83,20 +85,21 @@ class Targets:
 
 
 def train_probe(
-    world: WorldModel,
-    recordings: Recordings,
-    clips: int,
-    length: int,
-    epochs: int,
-    seed: int,
-    prepared: Callable[[int], None] = lambda frames: None,
-    trained: Callable[[int], None] = lambda windows: None,
+    world: WorldModel, recordings: Recordings, clips: int, epochs: int, seed: int, quiet: bool = False
 ) -> tuple[Probe, Targets]:
-    """A probe of all action dimensions (and of the body's motion) from `clips` real clips of `length` frames.
+    """A probe of all action dimensions (and of the body's motion) from `clips` real clips of LENGTH frames.
 
     A third of the clips are the tokenizer's reconstructions, so that the decoder's blur alone does not fail it.
     """
-    pieces = excerpts(recordings, length, clips, seed, EPISODES)
+    total = clips * (LENGTH + epochs * (LENGTH - WINDOW))
+    with progress_bar("probe", total, unit="windows", shown=not quiet) as progress:
+        return _train_probe(world, recordings, clips, epochs, seed, progress)
+
+
+def _train_probe(
+    world: WorldModel, recordings: Recordings, clips: int, epochs: int, seed: int, progress: Callable[[int], None]
+) -> tuple[Probe, Targets]:
+    pieces = excerpts(recordings, LENGTH, clips, seed, EPISODES)
     targets = Targets.of(recordings, pieces)
     rebuilt = np.random.default_rng(seed).permutation(clips)[: max(1, round(clips * REBUILT))]
     made = reconstruct(world, pieces.pixels[rebuilt])
@@ -105,9 +108,9 @@ def train_probe(
     rows = []
     for row in pixels:
         rows.append(flow_fields(row[None]))
-        prepared(len(row))
+        progress(len(row))
     values = targets.values(pieces.actions, pieces.state)
-    return fit(np.concatenate(rows), values, targets.names, epochs, seed, trained), targets
+    return fit(np.concatenate(rows), values, targets.names, epochs, seed, progress), targets
 
 
 @dataclass(frozen=True, slots=True)
