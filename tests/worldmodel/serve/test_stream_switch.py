@@ -46,6 +46,15 @@ def saved(address: str, client: Client) -> bytes:
     return get(address + client.message("file")["url"])
 
 
+def switched(address: str, client: Client, world) -> Replay:
+    """Switch to "base"; returns all that was done before, in `world`."""
+    client.send(Pause(on=True))
+    replay = read_replay(world, saved(address, client))
+    client.send(Switch(world="base"))
+    client.send(Pause(on=False))
+    return replay
+
+
 def of_stream(frames: list[Frame], number: int) -> np.ndarray:
     """The dreamt pictures of a stream."""
     return np.stack([f.picture for f in frames if f.header.stream == number and f.header.index])
@@ -74,10 +83,7 @@ def test_the_same_world_shows_the_same_pictures(world, base, serving) -> None:
 def test_another_world_shows_what_it_shows_alone_under_these_keys(world, base, serving) -> None:
     with serving(world, base=base) as (address, _), Client(address, fast(start=2, seed=5, window=4)) as client:
         first = of_stream(driven(client), 1)
-        client.send(Pause(on=True))
-        replay = read_replay(world, saved(address, client))
-        client.send(Switch(world="base"))
-        client.send(Pause(on=False))
+        replay = switched(address, client, world)
         started = client.message("started")
         assert (started["world"], started["scripted"]) == ("base", 4 * len(replay.deeds))
         again = of_stream(rest_of(client, 2, 1 + started["scripted"]), 2)
@@ -122,10 +128,7 @@ def test_a_name_that_no_world_has_is_an_error(world, base, serving) -> None:
 def test_a_broken_connection_finds_its_world_and_its_keys_again(world, base, serving) -> None:
     with serving(world, base=base) as (address, _), Client(address, fast(seed=5, window=4)) as client:
         driven(client)
-        client.send(Pause(on=True))
-        replay = read_replay(world, saved(address, client))
-        client.send(Switch(world="base"))
-        client.send(Pause(on=False))
+        replay = switched(address, client, world)
         before = rest_of(client, 2, 6)
         cut(client)
         with Client(address, resuming(client)) as again:
@@ -144,10 +147,7 @@ def test_a_broken_connection_finds_its_world_and_its_keys_again(world, base, ser
 def test_back_and_forth_in_the_midst_keeps_all_keys(world, base, serving) -> None:
     with serving(world, base=base) as (address, _), Client(address, fast(seed=5, window=4)) as client:
         driven(client)
-        client.send(Pause(on=True))
-        replay = read_replay(world, saved(address, client))
-        client.send(Switch(world="base"))
-        client.send(Pause(on=False))
+        replay = switched(address, client, world)
         rest_of(client, 2, 6)
         client.send(Switch(world="world"))
         client.send(Pause(on=False))  # the recorded keys may just have ended
