@@ -89,6 +89,22 @@ def same(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
         assert float((a - b).abs().max()) <= tolerance * scale
 
 
+def test_the_first_population_holds_rollouts_of_every_lead():
+    """Leads of 0 to 2 chunks; ten rollouts fill the queue, and each draws its own."""
+    rollouts = OwnRollouts(lead=2, lengths=((0, 1),))
+    _, o = objective(config(rollouts=rollouts, population=Queue(capacity=40)))
+    leads, first = [], o.rollouts.first
+
+    def watched(clip, step, chunks):
+        made = first(clip, step, chunks)
+        leads.append(made.context.x.shape[1] // 2 - 1)
+        return made
+
+    o.rollouts.first = watched
+    o.begin(endless())
+    assert set(leads) == {0, 1, 2}
+
+
 @pytest.mark.parametrize("memory", ["none", "replay"])
 def test_the_gradient_is_that_of_the_terms(memory):
     """Both distances and the anchor, written out in one graph, over two micro-batches."""

@@ -143,9 +143,11 @@ class FrechetForcingObjective(Objective):
             seen += num_ranks() * sum(clip.batch for clip in clips)  # every rank takes its share of a step's clips
             clips = next(batches)
         self.loss = self._loss({name: merge_moments(moments) for name, moments in real.items()})
+        before = 0  # steps before the first: a lead of their own each
         while not self.loss.ready:
+            before -= 1
             for clip in clips:
-                made = self.rollouts.first(clip, 0, self.rollouts.cfg.chunks(0))
+                made = self.rollouts.first(clip, before, self.rollouts.cfg.chunks(0))
                 self.loss.fill(self.features(made.x, clip.x))
             clips = next(batches)
 
