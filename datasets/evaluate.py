@@ -11,9 +11,7 @@ import torch
 
 from worldmodel.datasets.held_out import held_out
 from worldmodel.evaluate.actions import evaluate_actions
-from worldmodel.evaluate.compare import evaluate_compare
-from worldmodel.evaluate.compare_arms import parse_arms
-from worldmodel.evaluate.compare_bench import CompareSettings
+from worldmodel.evaluate.compare import CompareSettings, evaluate_compare, parse_arms
 from worldmodel.evaluate.drift import evaluate_drift
 from worldmodel.evaluate.latency import evaluate_latency
 from worldmodel.evaluate.probe import WINDOW

@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from worldmodel.errors import UserError
-from worldmodel.fingerprint import fingerprint
+from worldmodel.models.interface import first_difference
 from worldmodel.models.world import WorldModel
-from worldmodel.serial import to_json
-
-from .dream import picture_size
 
 LONGEST_NAME = 40  # characters
 
@@ -32,7 +29,11 @@ class Worlds:
             _check_name(name)
         first = named[names[0]]
         for name in names[1:]:
-            _check_same(names[0], first, name, named[name])
+            if found := first_difference(first, named[name], ranges=True):
+                what, value, its = found
+                raise UserError(
+                    f"worlds '{names[0]}' and '{name}' cannot be driven by the same keys: {what} {value} and {its}"
+                )
         return cls({name: replace(world, starts=first.starts) for name, world in named.items()})
 
     @property
@@ -54,28 +55,3 @@ class Worlds:
 def _check_name(name: str) -> None:
     if not (0 < len(name) <= LONGEST_NAME and name.isprintable() and name == name.strip()):
         raise UserError(f"world name {name!r}: use 1 to {LONGEST_NAME} printable characters, no space at the ends")
-
-
-def _check_same(one: str, first: WorldModel, two: str, other: WorldModel) -> None:
-    """Raise UserError unless deeds and latents of one world mean the same in another."""
-    mine, its = _format(first), _format(other)
-    for what, value in mine.items():
-        if its[what] != value:
-            raise UserError(
-                f"worlds '{one}' and '{two}' cannot be driven by the same keys: {what} {value} and {its[what]}"
-            )
-
-
-def _format(world: WorldModel) -> dict[str, Any]:
-    tokenizer: Any = world.tokenizer  # tokenizers are modules
-    spec = to_json(world.actions) if world.actions else {}
-    return {
-        "pictures of": f"{list(picture_size(world))} pixels",
-        "frames per second": world.fps,
-        "pictures per chunk": world.pixel_frames,
-        "actions": spec.get("names"),
-        "action ranges from": spec.get("low"),
-        "action ranges to": spec.get("high"),
-        "actions per frame": spec.get("pack"),
-        "tokenizer": fingerprint(tokenizer),
-    }

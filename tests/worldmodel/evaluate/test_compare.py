@@ -6,41 +6,14 @@ from typing import Any
 import numpy as np
 import panorama
 import pytest
-import torch
+from known_worlds import SIZES, WORLDS
 
 from worldmodel.errors import UserError
-from worldmodel.evaluate import compare
-from worldmodel.evaluate.compare import evaluate_compare
-from worldmodel.evaluate.compare_arms import Arm, parse_arms
-from worldmodel.evaluate.compare_bench import CompareSettings, prepare
-from worldmodel.evaluate.compare_keep import load_kept
+from worldmodel.evaluate.compare import Arm, evaluate, evaluate_compare
+from worldmodel.evaluate.compare.bench import prepare
+from worldmodel.evaluate.compare.keep import load_kept
 from worldmodel.evaluate.page import render
 
-SIZES = CompareSettings(frames=40, window=8, windows=3, rollouts=3, clips=4, horizon=4, context=2, reference=60)
-
-
-class Known(torch.nn.Module):
-    """A KnowingModel with a state, so that it has a fingerprint."""
-
-    def __init__(self, known: Any, number: float) -> None:
-        super().__init__()
-        self.known, self.number = known, torch.nn.Parameter(torch.tensor(float(number)))
-        self.chunk, self.frame_shape, self.patch_in = known.chunk, known.frame_shape, known.patch_in
-        self.empty_memory, self.prepare, self.remember = known.empty_memory, known.prepare, known.remember
-        self.velocity = known.velocity
-
-
-def world(number: float, deaf: bool = False, jitter: float = 0.0) -> Any:
-    made = panorama.world(deaf, jitter)
-    model: Any = Known(made.dit, number)
-    torch.nn.init.constant_(model.patch_in.weight, 0)
-    torch.nn.init.constant_(model.patch_in.bias, 0)
-    return replace(made, dit=model)
-
-
-WORLDS = {
-    "e0": world(0), "e1": world(1), "n0": world(2, jitter=60), "n1": world(3, jitter=80), "d0": world(4, deaf=True),
-}  # fmt: skip
 OPTIONS: dict[str, Any] = {
     "settings": SIZES, "encoders": ("autoencoder",), "open_world": WORLDS.__getitem__, "quiet": True
 }  # fmt: skip
@@ -105,13 +78,13 @@ def test_same_model_twice_differs_by_nothing(recordings):
 
 
 def test_another_arm_costs_its_own_measurement_only(recordings, report, tmp_path, monkeypatch):
-    measured, real = [], compare.measure
+    measured, real = [], evaluate.measure
 
     def counting(world, *rest):
         measured.append(world)
         return real(world, *rest)
 
-    monkeypatch.setattr(compare, "measure", counting)
+    monkeypatch.setattr(evaluate, "measure", counting)
     first = evaluate_compare(ARMS, recordings, clip_frames=8, kept=tmp_path, **OPTIONS)
     assert len(measured) == 4
     assert first.to_json()["metrics"] == report.to_json()["metrics"]
@@ -164,44 +137,10 @@ def test_starts_of_long_rollouts_differ(recordings):
     assert bench.sheet_times.tolist() == [0, 24, 49, 99, 199, 299, 399]
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (("base", "b=y"), "arm 'base': give NAME=FOLDER"),
-        (("=x", "b=y"), "arm '=x': give NAME=FOLDER"),
-        (("a=x,,y", "b=y"), "arm 'a=x,,y': give NAME=FOLDER"),
-        (("a=x", "a=y"), "arm 'a' is named twice"),
-        (("a=x",), "two arms or more"),
-        (("a/b=x", "c=y"), "holds no '/'"),
-        (("recorded=x", "c=y"), "is not 'recorded'"),
-    ],
-)
-def test_bad_arms(texts, message):
-    with pytest.raises(UserError, match=message):
-        parse_arms(texts)
-
-
-def test_arms_keep_their_order():
-    assert parse_arms(("base=x, y", "new=z")) == (Arm("base", ("x", "y")), Arm("new", ("z",)))
-
-
-def other(**changes: Any) -> Any:
-    return lambda folder: replace(WORLDS["e1"], **changes) if folder == "e1" else WORLDS[folder]
-
-
-def test_what_does_not_compare(recordings):
+def test_sizes_that_do_not_fit(recordings):
     def run(**changes: Any) -> None:
         evaluate_compare(ARMS, recordings, **OPTIONS | changes)
 
-    with pytest.raises(UserError, match=r"e1 \(arm 'exact'\) has another frame rate than n0: 30.0, not 12.0"):
-        run(open_world=other(fps=30.0))
-    spec = replace(WORLDS["e1"].actions, names=("tilt",))
-    with pytest.raises(UserError, match=r"e1 \(arm 'exact'\) has another kind of actions"):
-        run(open_world=other(actions=spec))
-    tokenizer: Any = panorama.PixelTokenizer(panorama.PixelTokenizerConfig())
-    tokenizer.extra = torch.nn.Parameter(torch.ones(1))
-    with pytest.raises(UserError, match=r"e1 \(arm 'exact'\) has another tokenizer"):
-        run(open_world=other(tokenizer=tokenizer))
     with pytest.raises(UserError, match="40 frames do not hold 6 windows of 8: at most 5"):
         run(settings=replace(SIZES, windows=6))
     with pytest.raises(UserError, match="rollouts must be at least 1, not 0"):

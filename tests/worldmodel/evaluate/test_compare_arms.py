@@ -1,62 +1,59 @@
-"""Curves of an arm against distances computed one by one, and against `evaluate drift`."""
+"""Which arms are understood, and which models compare."""
 
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import panorama
 import pytest
 import torch
-from test_compare import SIZES, WORLDS
+from known_worlds import WORLDS
 
-from worldmodel.encoders.frames import open_encoder
-from worldmodel.evaluate.compare_arms import Arm, Measured
-from worldmodel.evaluate.compare_bench import prepare
-from worldmodel.evaluate.compare_measure import Measurement, measure, model_key
-from worldmodel.evaluate.frechet import frechet_distance, reference_of
-from worldmodel.evaluate.long_rollouts import Scale, drift_of, roll_long, scale_of
-from worldmodel.evaluate.windows import left_out_distances, real_floor
+from worldmodel.errors import UserError
+from worldmodel.evaluate.compare import Arm, parse_arms
+from worldmodel.evaluate.compare.arms import check_same
+
+ARMS = (Arm("noisy", ("n0", "n1")), Arm("exact", ("e0", "e1")))
 
 
-def test_a_start_is_left_out_of_the_window_and_of_the_floor():
-    rng = torch.Generator().manual_seed(0)
-    real, windows = (torch.randn(n, 4, 10, 3, generator=rng, dtype=torch.float64) for n in (3, 2))
-    reference = torch.randn(60, 3, generator=rng, dtype=torch.float64)
-    nothing: Any = None
-    scale = Scale(nothing, reference_of(reference), real_floor(reference_of(reference), real))
-    pairs = [left_out_distances(scale.reference, window) for window in windows]
-    rest: Any = [np.zeros(0)] * 7
-    found = Measurement(np.array([[p[0] for p in pairs]]), np.array([[p[1] for p in pairs]]), *rest)
-    curves = Measured(Arm("a", ("x",)), (found,)).curves(0, scale)
-
-    def above_floor(window, rows):
-        floors = [frechet_distance(draw[rows].flatten(0, 1), reference) for draw in real]
-        return frechet_distance(window[rows].flatten(0, 1), reference) - np.mean(floors)
-
-    for w, window in enumerate(windows):
-        assert curves.values[0, w] == pytest.approx(above_floor(window, [0, 1, 2, 3]), rel=1e-9)
-        assert curves.without[0, 1, w] == pytest.approx(above_floor(window, [0, 2, 3]), rel=1e-9)
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (("base", "b=y"), "arm 'base': give NAME=FOLDER"),
+        (("=x", "b=y"), "arm '=x': give NAME=FOLDER"),
+        (("a=x,,y", "b=y"), "arm 'a=x,,y': give NAME=FOLDER"),
+        (("a=x", "a=y"), "arm 'a' is named twice"),
+        (("a=x",), "two arms or more"),
+        (("a/b=x", "c=y"), "holds no '/'"),
+        (("recorded=x", "c=y"), "is not 'recorded'"),
+    ],
+)
+def test_bad_arms(texts, message):
+    with pytest.raises(UserError, match=message):
+        parse_arms(texts)
 
 
-def test_distances_are_those_of_evaluate_drift():
-    """The comparison keeps single frames of a rollout, `evaluate drift` all of them: the windows are the same."""
-    world, recordings = WORLDS["n0"], panorama.recordings(6, 70, seed=3)
-    bench = prepare(world, recordings, SIZES)
-    judge = open_encoder("autoencoder", world.tokenizer)
-    scale = scale_of(judge, bench.course.reference, bench.course.real_windows)
-    found = measure(world, bench, (scale,), None, lambda frames: None)
-    long = roll_long(
-        world, recordings, SIZES.rollouts, SIZES.context, SIZES.frames, SIZES.window, SIZES.reference, SIZES.seeds
-    )
-    drift = drift_of(judge, long, SIZES.windows)
-    assert bench.starts == drift.starts
-    assert found.raw[0] == pytest.approx([each.raw for each in drift.distances], rel=1e-9)
-    assert scale.floor.value == pytest.approx(drift.distances[0].floor, rel=1e-9)
-    assert (found.sheet[:, -1] == long.made[:, -1]).all()
-    assert (found.film == long.made).all()
+def test_arms_keep_their_order():
+    assert parse_arms(("base=x, y", "new=z")) == (Arm("base", ("x", "y")), Arm("new", ("z",)))
 
 
-def test_key_of_a_model_sees_weights_and_sampler():
-    other = panorama.with_sampler(WORLDS["e0"], panorama.Euler(steps=2))
-    keys = [model_key(world) for world in (WORLDS["e0"], WORLDS["e1"], other)]
-    assert len(set(keys)) == 3
-    assert model_key(WORLDS["e0"]) == keys[0]
+def other(**changes: Any) -> Any:
+    return lambda folder: replace(WORLDS["e1"], **changes) if folder == "e1" else WORLDS[folder]
+
+
+def test_what_does_not_compare():
+    with pytest.raises(UserError, match=r"e1 \(arm 'exact'\) has another frame rate than n0: 30.0, not 12.0"):
+        check_same(ARMS, other(fps=30.0))
+    spec = replace(WORLDS["e1"].actions, names=("tilt",))
+    with pytest.raises(UserError, match=r"has another kind of actions than n0: \['tilt'\], 1 .*, not \['pan'\], 1"):
+        check_same(ARMS, other(actions=spec))
+    with pytest.raises(UserError, match=r"has another kind of actions than n0: none, not \['pan'\]"):
+        check_same(ARMS, other(actions=None))
+    tokenizer: Any = panorama.PixelTokenizer(panorama.PixelTokenizerConfig())
+    tokenizer.extra = torch.nn.Parameter(torch.ones(1))
+    with pytest.raises(UserError, match=r"e1 \(arm 'exact'\) has another tokenizer"):
+        check_same(ARMS, other(tokenizer=tokenizer))
+
+
+def test_models_may_normalise_actions_in_their_own_ways():
+    spec = replace(WORLDS["e1"].actions, low=(-9.0,))
+    assert check_same(ARMS, other(actions=spec)) is WORLDS["n0"]

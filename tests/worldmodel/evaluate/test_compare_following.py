@@ -7,10 +7,10 @@ import pytest
 
 from worldmodel.actions import ActionSpec
 from worldmodel.errors import UserError
-from worldmodel.evaluate.compare_actions_report import following_verdicts, quotient
-from worldmodel.evaluate.compare_arms import Arm, Measured
-from worldmodel.evaluate.compare_following import Reader, following_of, recordings_key
-from worldmodel.evaluate.compare_statistics import Readings
+from worldmodel.evaluate.compare.arms import Arm, Measured
+from worldmodel.evaluate.compare.following import following_of, following_verdicts, quotient
+from worldmodel.evaluate.compare.reader import Reader, recordings_key
+from worldmodel.evaluate.compare.statistics import Readings
 from worldmodel.evaluate.following import Judged
 from worldmodel.evaluate.recordings import ArrayRecordings, Recording
 from worldmodel.evaluate.statistics import r2, sign_agreement

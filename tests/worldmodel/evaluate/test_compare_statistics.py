@@ -6,11 +6,13 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldmodel.evaluate.compare_report import at_most_zero, below_zero, cell, metrics_of, quotient
-from worldmodel.evaluate.compare_statistics import (
+from worldmodel.evaluate.compare.show import cell, metrics_of
+from worldmodel.evaluate.compare.statistics import (
     Curves,
     Estimate,
     Readings,
+    at_most_zero,
+    below_zero,
     combined,
     estimate,
     jackknife_interval,
@@ -134,17 +136,6 @@ def test_band_and_whiskers():
     assert (low[2], high[2]) == pytest.approx(jackknife_interval(values[:, 2].mean(), without[:, :, 2].mean(0)))
     assert Curves(values[:1], without[:1]).band() is None
     assert Curves(values, without[:, :0]).whiskers() is None
-
-
-def test_quotient_of_a_first_window_at_the_floor_means_nothing():
-    def curve(first, spread):
-        without = np.stack([[first - spread, 4.0], [first, 4.0], [first + spread, 4.0]])[None]
-        return Curves(np.array([[first, 4.0]]), without)
-
-    assert quotient(curve(2.0, 0.1)).value == pytest.approx(2)
-    assert quotient(curve(0.2, 0.1)) is None  # the interval holds 0
-    assert quotient(curve(0.2, 0.5)) is None  # one start left out, and it is below the floor
-    assert quotient(curve(-0.5, 0.1)) is None
 
 
 def test_bars():

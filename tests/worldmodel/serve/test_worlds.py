@@ -28,11 +28,11 @@ def shifted(tokenizer):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda w: replace(w, fps=12.0), "frames per second 24.0 and 12.0"),
-        (lambda w: replace(w, actions=replace(w.actions, low=(-9.0, -1.0, -1.0))), "ranges from .*-8.* and .*-9"),
+        (lambda w: replace(w, fps=12.0), "frame rate 24.0 and 12.0"),
+        (lambda w: replace(w, actions=replace(w.actions, low=(-9.0, -1.0, -1.0))), "range of actions .*-8.* and .*-9"),
         (lambda w: replace(w, actions=ActionSpec(names=("a",), low=(0,), high=(1,))), "actions .*turn.* and .*'a'"),
-        (lambda w: replace(w, actions=None), "actions .*turn.* and None"),
-        (lambda w: replace(w, tokenizer=Plain()), r"pictures of \[16, 16\] pixels and \[4, 4\] pixels"),
+        (lambda w: replace(w, actions=None), "actions .*turn.* and none"),
+        (lambda w: replace(w, tokenizer=Plain()), r"picture size \[16, 16\] and \[4, 4\]"),
         (lambda w: replace(w, tokenizer=shifted(w.tokenizer)), "tokenizer [0-9a-f]{32} and [0-9a-f]{32}"),
     ],
 )

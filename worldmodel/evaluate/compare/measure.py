@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldmodel.encoders.frames import Encoder
-from worldmodel.evaluate.compare_bench import Bench, CompareSettings
-from worldmodel.evaluate.compare_following import Reader
+from worldmodel.evaluate.compare.bench import Bench, CompareSettings
+from worldmodel.evaluate.compare.reader import Reader
 from worldmodel.evaluate.continuation import beginning, continuations, following, whole_chunks
 from worldmodel.evaluate.horizon import closeness
 from worldmodel.evaluate.long_rollouts import Scale, colour_shift_of, contrast_of, roll, unit_video
@@ -69,7 +69,7 @@ def measure(
     ]
     draws = course.real_windows
     real = unit_video(draws.reshape(-1, *draws.shape[2:]))
-    short = short_clips(world, bench, progress)
+    short = _short_clips(world, bench, progress)
     true = bench.short.pixels[:, course.begin : course.begin + settings.horizon]
     read_short, read_long = np.zeros((len(short), 0, 0)), np.zeros((len(windows), settings.rollouts, 0, 0))
     if reader is not None:
@@ -88,7 +88,7 @@ def measure(
     )
 
 
-def short_clips(world: WorldModel, bench: Bench, rolled: Progress) -> Pixels:
+def _short_clips(world: WorldModel, bench: Bench, rolled: Progress) -> Pixels:
     """The short clips of a bench, continued with its first seed: [C, horizon, H, W, 3]."""
     settings = bench.settings
     context = beginning(world, bench.short, settings.context)

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from worldmodel.errors import UserError
-from worldmodel.evaluate.compare_measure import Measurement
-from worldmodel.evaluate.compare_statistics import Curves
+from worldmodel.evaluate.compare.measure import Measurement
+from worldmodel.evaluate.compare.statistics import Curves
 from worldmodel.evaluate.long_rollouts import Scale
-from worldmodel.fingerprint import fingerprint
+from worldmodel.models.interface import first_difference
 from worldmodel.models.world import WorldModel
 
 Open = Callable[[str], WorldModel]
@@ -43,37 +42,23 @@ def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
 
 
 def check_same(arms: Sequence[Arm], open_world: Open) -> WorldModel:
-    """The first model, if all have its tokenizer, chunk, picture size, frame rate and actions; else a UserError.
+    """The first model, if all have its picture size, frame rate, chunk, actions and tokenizer; else a UserError.
 
     Ranges of actions may differ: every model normalises the recorded actions by its own.
     """
-    first, mine = None, {}
+    first = None
     for arm in arms:
         for folder in arm.folders:
             world = open_world(folder)
-            if first is None:
-                first, mine = world, _format(world)
-            for what, value in _format(world).items():
-                if value != mine[what]:
-                    raise UserError(
-                        f"{folder} (arm '{arm.name}') has another {what} than {arms[0].folders[0]}: {value}, not "
-                        f"{mine[what]}"
-                    )
+            first = first or world
+            if found := first_difference(first, world, ranges=False):
+                what, expected, value = found
+                raise UserError(
+                    f"{folder} (arm '{arm.name}') has another {what} than {arms[0].folders[0]}: {value}, not {expected}"
+                )
     if first is None:
         raise UserError("a comparison needs a model")
     return first
-
-
-def _format(world: WorldModel) -> dict[str, Any]:
-    tokenizer: Any = world.tokenizer  # tokenizers are modules
-    spec = world.actions
-    return {
-        "kind of actions": "none" if spec is None else f"{list(spec.names)}, {spec.pack} per latent frame",
-        "tokenizer": fingerprint(tokenizer),
-        "picture size": list(world.dit.frame_shape[1:]),
-        "chunk": world.dit.chunk,
-        "frame rate": world.fps,
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,81 +1,13 @@
-"""What the report of `evaluate compare` shows: curves of all arms, and how it was measured."""
+"""How a comparison was measured, in words."""
 
 from collections.abc import Sequence
 
-import numpy as np
-from matplotlib.axes import Axes
-from numpy.typing import NDArray
-
-from worldmodel.evaluate import plots
-from worldmodel.evaluate.compare_arms import Measured
-from worldmodel.evaluate.compare_bench import Bench
-from worldmodel.evaluate.compare_following import Reader
-from worldmodel.evaluate.compare_statistics import Curves
+from worldmodel.evaluate.compare.arms import Measured
+from worldmodel.evaluate.compare.bench import Bench
+from worldmodel.evaluate.compare.reader import Reader
 from worldmodel.evaluate.following import VALID
 from worldmodel.evaluate.long_rollouts import Scale
-from worldmodel.evaluate.report import Figure
 from worldmodel.models.world import WorldModel
-
-COLOURS = ("#64748b", "#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#a16207")  # baseline first
-
-
-def colour(number: int) -> str:
-    """Of arm `number`."""
-    return COLOURS[number % len(COLOURS)]
-
-
-def drawn_curve(ax: Axes, places: NDArray[np.float64], curve: Curves, name: str, number: int, arms: int) -> list[float]:
-    """Draw an arm: mean, band over seeds, single seeds, jackknife whiskers. Returns the values that must be seen."""
-    mean, shade = curve.values.mean(0), colour(number)
-    band = curve.band() if len(curve.values) > 2 else None
-    if band is not None:
-        ax.fill_between(places, *band, color=shade, alpha=0.13, linewidth=0)
-    if len(curve.values) > 1:
-        ax.plot(places, curve.values.T, color=shade, linewidth=0.7, alpha=0.55)
-    seen = [float(curve.values.min()), float(curve.values.max())]
-    whiskers = curve.whiskers()
-    if whiskers is not None:
-        shift = (number - (arms - 1) / 2) * (places[-1] - places[0]) * 0.004
-        ax.vlines(places + shift, *whiskers, color=shade, linewidth=1.0, alpha=0.45)
-        seen += [float(whiskers[0].min()), float(whiskers[1].max())]
-    ax.plot(places, mean, color=shade, linewidth=2.2, marker="o", markersize=3.5, label=name)
-    return seen
-
-
-def label(ax: Axes, what: str, arms: int) -> None:
-    """Name the axes of a plot over the windows, and its arms above it."""
-    ax.set_xlabel("middle of the window, frames after the context")
-    ax.set_ylabel(what)
-    ax.legend(ncols=min(arms + 1, 5), loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.4)
-
-
-def distance_figure(
-    arms: Sequence[Measured],
-    curves: Sequence[Curves],
-    places: NDArray[np.float64],
-    scale: Scale,
-    pictures: int,
-    clip_frames: int | None,
-) -> Figure:
-    """Frechet distance over the windows, all arms."""
-    with plots.axes(9.0, 4.2) as (ax, out):
-        edges = [0.0]
-        for number, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
-            edges += drawn_curve(ax, places, curve, arm.name, number, len(arms))
-        ax.axhline(0, color=plots.REAL, linewidth=1, linestyle=(0, (4, 2)), label="recorded frames")
-        margin = 0.05 * (max(edges) - min(edges) or 1)
-        ax.set_ylim(min(edges) - margin, max(edges) + margin)
-        if clip_frames is not None:
-            ax.axvline(clip_frames, color="#94a3b8", linewidth=1, linestyle=(0, (1, 2)))
-            place = (clip_frames, ax.get_ylim()[1])
-            ax.annotate(" training clip", place, color="#64748b", fontsize=8.5, va="top")
-        label(ax, "distance above the floor", len(arms))
-    text = (
-        f"N = {pictures} pictures a window; 0 is as many real frames (the floor {scale.floor.value:.4g} is "
-        f"subtracted). Thick: mean over training seeds; thin: single seeds; shaded: 95 % over seeds, from three on; "
-        f"upright lines: 95 % jackknife over starts."
-    )
-    return Figure(f"Frechet distance in {scale.encoder.name} features", out[0], text, wide=True)
 
 
 def notes(

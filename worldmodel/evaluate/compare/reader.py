@@ -1,4 +1,4 @@
-"""Action following in a comparison: one probe, trained once, reads what every model shows.
+"""The probe of a comparison: trained once, it reads which actions are seen in what every model shows.
 
 Only action dimensions are scored, those that the probe reads from recorded clips with R2 >= VALID. Right after real
 context (short) and in every window of the long rollouts all models have the same actions, so their scores compare.
@@ -7,7 +7,6 @@ Letters: C short clips, B long rollouts, W windows of long rollouts, n readings 
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +14,11 @@ from numpy.typing import NDArray
 
 from worldmodel.actions import ActionSpec
 from worldmodel.errors import UserError
-from worldmodel.evaluate.compare_bench import Bench
-from worldmodel.evaluate.compare_statistics import Curves, Readings
-from worldmodel.evaluate.following import CLEAR, VALID, Judged, reconstruct
+from worldmodel.evaluate.compare.bench import Bench
+from worldmodel.evaluate.following import VALID, Judged, reconstruct
 from worldmodel.evaluate.motion import flow_fields
 from worldmodel.evaluate.probe import Probe, centres
 from worldmodel.evaluate.recordings import Pixels, Recordings
-from worldmodel.evaluate.statistics import sign_agreement
 from worldmodel.models.world import WorldModel
 
 Floats = NDArray[np.float64]
@@ -100,65 +97,3 @@ def recordings_key(recordings: Recordings) -> str:
         piece = recordings.read(episode, 0, min(8, lengths[episode]))
         digest.update(np.ascontiguousarray(piece.pixels).tobytes() + np.ascontiguousarray(piece.actions).tobytes())
     return digest.hexdigest()[:32]
-
-
-@dataclass(frozen=True, slots=True)
-class Following:
-    """How an arm follows its actions: R2, and how often the sign of a clear action is read. Short, and per window."""
-
-    short: Readings
-    long: Curves
-    sign_short: Readings | None  # None where no valid action goes both ways
-    sign_last: Readings | None
-
-
-def following_of(reader: Reader, short: Sequence[Floats], long: Sequence[Floats]) -> Following:
-    """From the readings of every seed: [C, n, D] each, and [W, B, n, D] each."""
-    curves = [
-        readings(reader, true, [seed[window] for seed in long], f"window {window + 1}")
-        for window, true in enumerate(reader.true_long)
-    ]
-    return Following(
-        short=readings(reader, reader.true_short, short, "the short clips"),
-        long=Curves(np.stack([each.values for each in curves], -1), np.stack([each.without for each in curves], -1)),
-        sign_short=sign_readings(reader, reader.true_short, short),
-        sign_last=sign_readings(reader, reader.true_long[-1], [seed[-1] for seed in long]),
-    )
-
-
-def readings(reader: Reader, true: Floats, read: Sequence[Floats], where: str) -> Readings:
-    """R2, mean over the valid dimensions, of every seed, and with each clip left out. true: [B, n, D]."""
-
-    def score(seed: Floats, rows: NDArray[np.int64]) -> float:
-        found = Judged(reader.spec.names, true, seed).scores(rows)[reader.valid]
-        if not np.isfinite(found).all():
-            raise UserError(f"an action never changes in {where}, with one start left out: use more --rollouts")
-        return float(found.mean())
-
-    return _with_each_left_out(score, read, len(true))
-
-
-def sign_readings(reader: Reader, true: Floats, read: Sequence[Floats]) -> Readings | None:
-    """The share of clear actions whose sign is read, mean over valid dimensions that go both ways."""
-    spec, both = reader.spec, []
-    for column, (low, high) in enumerate(zip(spec.low, spec.high, strict=True)):
-        clear = CLEAR * max(abs(low), abs(high))
-        if reader.valid[column] and low <= -clear and high >= clear:
-            both.append((column, clear))
-
-    def score(seed: Floats, rows: NDArray[np.int64]) -> float:
-        shares = [sign_agreement(true[rows][..., column], seed[rows][..., column], clear) for column, clear in both]
-        counted = [share for share, count in shares if count]
-        return float(np.mean(counted)) if counted else float("nan")
-
-    found = _with_each_left_out(score, read, len(true)) if both else None
-    return found if found is not None and np.isfinite(found.values).all() and np.isfinite(found.without).all() else None
-
-
-def _with_each_left_out(
-    score: Callable[[Floats, NDArray[np.int64]], float], read: Sequence[Floats], count: int
-) -> Readings:
-    everyone = np.arange(count)
-    left = [everyone[everyone != b] for b in range(count)] if count > 1 else []
-    values = np.array([score(seed, everyone) for seed in read])
-    return Readings(values, np.array([[score(seed, rows) for rows in left] for seed in read]).reshape(len(read), -1))

@@ -1,4 +1,4 @@
-"""`evaluate compare`: drift of several ways to train, several training seeds each, in one report."""
+"""The comparison: every model of every arm is measured, or was before, and all of it becomes one report."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,24 +7,23 @@ from typing import Any
 
 from worldmodel.encoders.frames import open_encoder
 from worldmodel.errors import UserError
-from worldmodel.evaluate.compare_actions_report import (
+from worldmodel.evaluate.compare.arms import Arm, Measured, Open, check_same
+from worldmodel.evaluate.compare.bench import Bench, CompareSettings, prepare
+from worldmodel.evaluate.compare.closeness import closeness_metrics, closeness_table
+from worldmodel.evaluate.compare.distances import distance_figure, distance_metrics, distance_tables, distance_verdicts
+from worldmodel.evaluate.compare.following import (
     following_figure,
     following_metrics,
     following_table,
     following_verdicts,
     followings,
-    picture_metrics,
-    picture_table,
     recorded_following,
 )
-from worldmodel.evaluate.compare_arms import Arm, Measured, Open, check_same
-from worldmodel.evaluate.compare_bench import Bench, CompareSettings, prepare
-from worldmodel.evaluate.compare_following import Reader, reader_of, recordings_key
-from worldmodel.evaluate.compare_keep import keep, keep_probe, kept_key, load_kept, load_probe
-from worldmodel.evaluate.compare_measure import Measurement, frames_to_make, measure, model_key, scale_key
-from worldmodel.evaluate.compare_page import distance_figure, notes
-from worldmodel.evaluate.compare_report import distance_metrics, distance_tables, distance_verdicts
-from worldmodel.evaluate.compare_sheet import films, sheets
+from worldmodel.evaluate.compare.keep import keep, keep_probe, kept_key, load_kept, load_probe
+from worldmodel.evaluate.compare.measure import Measurement, frames_to_make, measure, model_key, scale_key
+from worldmodel.evaluate.compare.notes import notes
+from worldmodel.evaluate.compare.reader import Reader, reader_of, recordings_key
+from worldmodel.evaluate.compare.sheets import films, sheets
 from worldmodel.evaluate.following import EPOCHS, LENGTH, train_probe
 from worldmodel.evaluate.long_rollouts import Scale, scale_of
 from worldmodel.evaluate.probe import WINDOW
@@ -53,7 +52,7 @@ def evaluate_compare(
     arms: the first is the baseline. recordings: held out; train: what a probe of the actions learns from, from
     `probe_clips` clips (None: action following is not measured). encoders: the first is the judge. clip_frames: pixel
     frames of the clips that the models were trained on, for the plot. kept: a folder for what was measured of each
-    model, see compare_keep. One model is in memory at a time, and of its rollouts only the frames that are looked at.
+    model, see keep.py. One model is in memory at a time, and of its rollouts only the frames that are looked at.
 
     Example: evaluate_compare(parse_arms(("base=runs/a0,runs/a1", "forced=runs/f0,runs/f1")), recordings)
     """
@@ -182,11 +181,11 @@ def _report(
         title="Drift: " + ", ".join(arm.name for arm in arms),
         seeds=bench.settings.seeds,
         device=str(world.device),
-        metrics=metrics | picture_metrics(arms),
+        metrics=metrics | closeness_metrics(arms),
         headline=tuple(f"{arm.name}/fd_last_window" for arm in arms),
         verdicts=verdicts,
         notes=notes(world, bench, arms, scales, reader, clip_frames),
-        tables=(*tables, picture_table(arms)),
+        tables=(*tables, closeness_table(arms)),
         figures=tuple(figures),
         films=films(bench, arms, world.fps),
         pictures=sheets(bench, arms),

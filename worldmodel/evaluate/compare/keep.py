@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from worldmodel.errors import UserError
-from worldmodel.evaluate.compare_measure import Measurement
+from worldmodel.evaluate.compare.measure import Measurement
 from worldmodel.evaluate.probe import Probe, ProbeNet
 from worldmodel.folders import make_folder
 from worldmodel.serial import write_json

@@ -6,16 +6,16 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from worldmodel.evaluate.compare_arms import Measured
-from worldmodel.evaluate.compare_bench import Bench
-from worldmodel.evaluate.compare_measure import FILMS, SHEET
-from worldmodel.evaluate.compare_page import colour
+from worldmodel.evaluate.compare.arms import Measured
+from worldmodel.evaluate.compare.bench import Bench
+from worldmodel.evaluate.compare.measure import FILMS, SHEET
+from worldmodel.evaluate.compare.show import colour
 from worldmodel.evaluate.drift_page import film_part
 from worldmodel.evaluate.lettering import INK, SOFT, Canvas, picture
+from worldmodel.evaluate.recordings import Pixels
 from worldmodel.evaluate.report import Film, Picture
 from worldmodel.pixels import enlarge
 
-Pixels = NDArray[np.uint8]
 CELL, GAP, LABEL = 128, 4, 112  # pixels: width of a frame, space around it, room for a row's name
 PANELS = 4  # side by side in a film
 
@@ -85,7 +85,7 @@ def films(bench: Bench, arms: Sequence[Measured], fps: float) -> tuple[Film, ...
 
 def _panels(panels: list[tuple[str, str, Pixels]]) -> Pixels:
     """Videos [T, H, W, 3] with their names above them, PANELS in a row: [T, height, width, 3] of even sides."""
-    shown = [(name, ink, np.repeat(np.repeat(video, _zoom(video), 1), _zoom(video), 2)) for name, ink, video in panels]
+    shown = [(name, ink, enlarge(video, _zoom(video))) for name, ink, video in panels]
     length, height, width = shown[0][2].shape[:3]
     columns, head = min(PANELS, len(shown)), 24
     lines = -(-len(shown) // columns)

@@ -1,4 +1,4 @@
-"""Arms of several training seeds: estimates and their intervals.
+"""Arms of several training seeds: estimates, their intervals, and bars that they meet or miss.
 
 **What is uncertain.** A number of an arm, such as the slope of its Frechet distances, depends on which training seeds
 were drawn and on which starts the rollouts have. Two intervals answer two questions, and are never mixed:
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from worldmodel.evaluate.report import Outcome
 from worldmodel.evaluate.statistics import Interval, student_quantile
 
 Floats = NDArray[np.float64]
@@ -55,14 +56,10 @@ def combined(rule: Callable[..., Floats], *readings: Readings) -> Readings:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Distances above the floor over windows: of every seed [k, W], and with each start left out [k, n, W]."""
+    """One number per window: of every seed [k, W], and with each start left out [k, n, W]."""
 
     values: Floats
     without: Floats
-
-    def weighted(self, weights: Floats) -> Readings:
-        """The sum over windows with weights [W]."""
-        return Readings(self.values @ weights, self.without @ weights)
 
     @property
     def first_window(self) -> Readings:
@@ -73,8 +70,9 @@ class Curves:
         return Readings(self.values[:, -1], self.without[:, :, -1])
 
     def slope(self, frames: Floats) -> Readings:
-        """Of the least-squares line over the windows' places [W] in frames: distance per 1,000 frames."""
-        return self.weighted(slope_weights(frames))
+        """Of the least-squares line over the windows' places [W] in frames: change per 1,000 frames."""
+        weights = slope_weights(frames)
+        return Readings(self.values @ weights, self.without @ weights)
 
     def band(self) -> tuple[Floats, Floats] | None:
         """The 95 % t-interval over seeds of every window's mean: [W], [W]; None for a single seed."""
@@ -126,6 +124,20 @@ def estimate(readings: Readings) -> Estimate:
         per_seed=tuple(readings.values.tolist()),
         starts=starts,
     )
+
+
+def at_most_zero(found: Estimate) -> Outcome:
+    """A bar on a contrast: it holds if its mean is at most 0; above, it is missed only if an interval excludes 0."""
+    if found.value <= 0:
+        return True
+    return False if any(low > 0 for low, _ in found.intervals) or not found.intervals else "not shown"
+
+
+def below_zero(found: Estimate) -> Outcome:
+    """A difference that is claimed: its mean and all its intervals are below 0; a mean of 0 or more is a no."""
+    if found.value >= 0:
+        return False
+    return True if found.intervals and all(high < 0 for _, high in found.intervals) else "not shown"
 
 
 def t_interval(values: Floats) -> Interval:

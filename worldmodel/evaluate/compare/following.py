@@ -1,28 +1,91 @@
-"""The numbers of a comparison that are no distances: action following, closeness to the truth, contrast and colour."""
+"""Action following in a comparison: scores of what the probe reads, and what the report says of them.
 
-from collections.abc import Sequence
+Letters: C short clips, B long rollouts, W windows of long rollouts, n readings per clip, D action dimensions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from worldmodel.errors import UserError
 from worldmodel.evaluate import plots
-from worldmodel.evaluate.compare_arms import Measured
-from worldmodel.evaluate.compare_bench import Bench
-from worldmodel.evaluate.compare_following import Following, Reader, following_of
-from worldmodel.evaluate.compare_page import drawn_curve, label
-from worldmodel.evaluate.compare_report import (
-    Verdict,
-    against,
-    at_most_zero,
-    below_zero,
-    cell,
-    in_words,
-    metrics_of,
-)
-from worldmodel.evaluate.compare_statistics import Readings, combined, estimate
+from worldmodel.evaluate.compare.arms import Measured
+from worldmodel.evaluate.compare.bench import Bench
+from worldmodel.evaluate.compare.reader import Reader
+from worldmodel.evaluate.compare.show import Verdict, against, cell, drawn_curve, in_words, label, metrics_of
+from worldmodel.evaluate.compare.statistics import Curves, Readings, at_most_zero, below_zero, combined, estimate
+from worldmodel.evaluate.following import CLEAR, Judged
 from worldmodel.evaluate.report import Figure, Metric, Table
+from worldmodel.evaluate.statistics import sign_agreement
 
 AS_OBEDIENT = 0.95  # short-horizon R2 over the baseline's
 LEAST = 0.1  # R2 of the baseline from which on a quotient to it means something
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """How an arm follows its actions: R2, and how often the sign of a clear action is read. Short, and per window."""
+
+    short: Readings
+    long: Curves
+    sign_short: Readings | None  # None where no valid action goes both ways
+    sign_last: Readings | None
+
+
+def following_of(reader: Reader, short: Sequence[Floats], long: Sequence[Floats]) -> Following:
+    """From the readings of every seed: [C, n, D] each, and [W, B, n, D] each."""
+    curves = [
+        _readings(reader, true, [seed[window] for seed in long], f"window {window + 1}")
+        for window, true in enumerate(reader.true_long)
+    ]
+    return Following(
+        short=_readings(reader, reader.true_short, short, "the short clips"),
+        long=Curves(np.stack([each.values for each in curves], -1), np.stack([each.without for each in curves], -1)),
+        sign_short=_sign_readings(reader, reader.true_short, short),
+        sign_last=_sign_readings(reader, reader.true_long[-1], [seed[-1] for seed in long]),
+    )
+
+
+def _readings(reader: Reader, true: Floats, read: Sequence[Floats], where: str) -> Readings:
+    """R2, mean over the valid dimensions, of every seed, and with each clip left out. true: [B, n, D]."""
+
+    def score(seed: Floats, rows: NDArray[np.int64]) -> float:
+        found = Judged(reader.spec.names, true, seed).scores(rows)[reader.valid]
+        if not np.isfinite(found).all():
+            raise UserError(f"an action never changes in {where}, with one start left out: use more --rollouts")
+        return float(found.mean())
+
+    return _with_each_left_out(score, read, len(true))
+
+
+def _sign_readings(reader: Reader, true: Floats, read: Sequence[Floats]) -> Readings | None:
+    """The share of clear actions whose sign is read, mean over valid dimensions that go both ways."""
+    spec, both = reader.spec, []
+    for column, (low, high) in enumerate(zip(spec.low, spec.high, strict=True)):
+        clear = CLEAR * max(abs(low), abs(high))
+        if reader.valid[column] and low <= -clear and high >= clear:
+            both.append((column, clear))
+
+    def score(seed: Floats, rows: NDArray[np.int64]) -> float:
+        shares = [sign_agreement(true[rows][..., column], seed[rows][..., column], clear) for column, clear in both]
+        counted = [share for share, count in shares if count]
+        return float(np.mean(counted)) if counted else float("nan")
+
+    found = _with_each_left_out(score, read, len(true)) if both else None
+    return found if found is not None and np.isfinite(found.values).all() and np.isfinite(found.without).all() else None
+
+
+def _with_each_left_out(
+    score: Callable[[Floats, NDArray[np.int64]], float], read: Sequence[Floats], count: int
+) -> Readings:
+    everyone = np.arange(count)
+    left = [everyone[everyone != b] for b in range(count)] if count > 1 else []
+    values = np.array([score(seed, everyone) for seed in read])
+    return Readings(values, np.array([[score(seed, rows) for rows in left] for seed in read]).reshape(len(read), -1))
 
 
 def followings(reader: Reader, arms: Sequence[Measured]) -> list[Following]:
@@ -33,10 +96,7 @@ def followings(reader: Reader, arms: Sequence[Measured]) -> list[Following]:
 def recorded_following(reader: Reader) -> Following:
     """What the probe reads from recorded frames: the short clips, and the bench's real stretches (as one window)."""
     long = reader.real_long
-    own = Reader(
-        reader.probe, reader.spec, reader.last_seen, reader.true_short, long.true[None], reader.real_short, long,
-        reader.valid,
-    )  # fmt: skip
+    own = replace(reader, true_long=long.true[None])
     return following_of(own, [reader.real_short.predicted], [long.predicted[None]])
 
 
@@ -128,36 +188,3 @@ def following_table(arms: Sequence[Measured], found: Sequence[Following], record
         f"has an R2 below {LEAST}."
     )
     return Table("Action following", head, tuple(rows), text)
-
-
-def picture_readings(arm: Measured) -> dict[str, tuple[Readings, str]]:
-    """psnr_h1, psnr_hH (the last frame of the short clips), and contrast and colour shift of the last window."""
-    psnr = np.stack([each.psnr for each in arm.found])  # [k, C, horizon]
-    clips, horizon = psnr.shape[1:]
-    total = psnr.sum(1, keepdims=True)
-    left = (total - psnr) / (clips - 1) if clips > 1 else np.zeros((len(psnr), 0, horizon))
-    found = {f"psnr_h{h}": (Readings(psnr[:, :, h - 1].mean(1), left[:, :, h - 1]), "dB") for h in sorted({1, horizon})}
-    nothing = np.zeros((len(psnr), 0))
-    contrast = np.array([each.contrast[-1] for each in arm.found])
-    shift = np.array([each.colour[-1] for each in arm.found])
-    return found | {
-        "contrast_last_window": (Readings(contrast, nothing), "x real"),
-        "colour_shift_last_window": (Readings(shift, nothing), "levels of 255"),
-    }
-
-
-def picture_metrics(arms: Sequence[Measured]) -> dict[str, Metric]:
-    """The numbers of `picture_readings` by arm."""
-    metrics: dict[str, Metric] = {}
-    for arm in arms:
-        for measure, (reading, unit) in picture_readings(arm).items():
-            metrics |= metrics_of(f"{arm.name}/{measure}", estimate(reading), unit)
-    return metrics
-
-
-def picture_table(arms: Sequence[Measured]) -> Table:
-    """The same as a table."""
-    rows = [(arm.name, *(cell(estimate(reading)) for reading, _ in picture_readings(arm).values())) for arm in arms]
-    head = ("arm", *(f"{name.replace('_', ' ')}, {unit}" for name, (_, unit) in picture_readings(arms[0]).items()))
-    text = "PSNR of the short clips against what was recorded; contrast 1 and colour shift 0 are like real frames."
-    return Table("Closeness and colours", head, tuple(rows), text)

@@ -1,7 +1,6 @@
-"""The numbers of a comparison: metrics by arm and measure, a table, and what holds of each arm.
+"""Frechet distances over the windows of long rollouts: metrics, tables, verdicts and the plot of all arms.
 
-Names: ARM/MEASURE (mean over seeds; interval over seeds, or over starts where there is one seed), ARM/MEASURE/starts
-(the same with the interval over starts) and ARM/MEASURE/seed0 .... Encoders other than the judge append __ENCODER.
+Metrics of encoders other than the judge append __ENCODER to their names.
 """
 
 from collections.abc import Sequence
@@ -9,25 +8,33 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from worldmodel.evaluate.compare_arms import Measured
-from worldmodel.evaluate.compare_statistics import Curves, Estimate, Readings, combined, estimate
-from worldmodel.evaluate.report import Metric, Outcome, Table, rounded
+from worldmodel.evaluate import plots
+from worldmodel.evaluate.compare.arms import Measured
+from worldmodel.evaluate.compare.show import (
+    Verdict,
+    against,
+    both,
+    cell,
+    drawn_curve,
+    in_words,
+    label,
+    mean_of,
+    metrics_of,
+)
+from worldmodel.evaluate.compare.statistics import (
+    Curves,
+    Estimate,
+    Readings,
+    at_most_zero,
+    below_zero,
+    combined,
+    estimate,
+)
+from worldmodel.evaluate.long_rollouts import Scale
+from worldmodel.evaluate.report import Figure, Metric, Table, rounded
 
 SLOPE = "per 1,000 frames"
 FLAT, AS_GOOD = 1.25, 1.1  # last window over first window; first window over the baseline's
-
-Verdict = tuple[str, Outcome, str]
-
-
-def metrics_of(name: str, found: Estimate, unit: str) -> dict[str, Metric]:
-    """An estimate under its three kinds of names."""
-    shown = found.over_seeds or found.over_starts
-    metrics = {
-        name: Metric(found.value, unit, len(found.per_seed) if found.over_seeds else found.starts or None, shown)
-    }
-    if found.over_seeds and found.over_starts:
-        metrics[f"{name}/starts"] = Metric(found.value, unit, found.starts, found.over_starts)
-    return metrics | {f"{name}/seed{i}": Metric(value, unit) for i, value in enumerate(found.per_seed)}
 
 
 def distance_metrics(
@@ -35,9 +42,9 @@ def distance_metrics(
 ) -> dict[str, Metric]:
     """First and last window, their quotient, slope, and the paired differences of the three from the baseline."""
     metrics: dict[str, Metric] = {}
-    base = readings_of(curves[0], places)
+    base = _readings_of(curves[0], places)
     for number, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
-        for measure, reading in readings_of(curve, places).items():
+        for measure, reading in _readings_of(curve, places).items():
             unit = f"{encoder}, {SLOPE if measure == 'fd_slope' else 'above floor'}"
             metrics |= metrics_of(f"{arm.name}/{measure}{suffix}", estimate(reading), unit)
             if number:
@@ -49,7 +56,7 @@ def distance_metrics(
     return metrics
 
 
-def readings_of(curves: Curves, places: NDArray[np.float64]) -> dict[str, Readings]:
+def _readings_of(curves: Curves, places: NDArray[np.float64]) -> dict[str, Readings]:
     """The three numbers of a curve; no slope of a single window."""
     found = {"fd_first_window": curves.first_window, "fd_last_window": curves.last_window}
     return found | ({"fd_slope": curves.slope(places)} if len(places) > 1 else {})
@@ -69,20 +76,6 @@ def quotient(curves: Curves) -> Estimate | None:
     return estimate(combined(np.divide, last, first))
 
 
-def at_most_zero(found: Estimate) -> Outcome:
-    """A bar on a contrast: it holds if its mean is at most 0; above, it is missed only if an interval excludes 0."""
-    if found.value <= 0:
-        return True
-    return False if any(low > 0 for low, _ in found.intervals) or not found.intervals else "not shown"
-
-
-def below_zero(found: Estimate) -> Outcome:
-    """A difference that is claimed: its mean and all its intervals are below 0; a mean of 0 or more is a no."""
-    if found.value >= 0:
-        return False
-    return True if found.intervals and all(high < 0 for _, high in found.intervals) else "not shown"
-
-
 def distance_verdicts(
     arms: Sequence[Measured], curves: Sequence[Curves], places: NDArray[np.float64]
 ) -> tuple[Verdict, ...]:
@@ -92,7 +85,7 @@ def distance_verdicts(
     for arm, curve in list(zip(arms, curves, strict=True))[1:]:
         first, last = curve.first_window, curve.last_window
         flat = estimate(combined(lambda b, a: b - FLAT * np.maximum(a, 0), last, first))
-        values, ratio = f"{_mean(last)} after {_mean(first)}", quotient(curve)
+        values, ratio = f"{mean_of(last)} after {mean_of(first)}", quotient(curve)
         text = (
             f"{values}, {rounded(ratio.value)} x" if ratio else f"{values}: first not clear of the floor, no quotient"
         )
@@ -107,37 +100,15 @@ def distance_verdicts(
     return tuple(verdicts)
 
 
-def _mean(reading: Readings) -> str:
-    return rounded(float(reading.values.mean()))
-
-
-def against(mine: Readings, theirs: Readings) -> str:
-    """The means of both over the seeds that both have."""
-    seeds = min(len(mine.values), len(theirs.values))
-    return f"{_mean(mine.first(seeds))} against {_mean(theirs.first(seeds))}"
-
-
-def in_words(found: Estimate) -> str:
-    """A value with both intervals."""
-    seeds, starts = (None if each is None else _span(each) for each in (found.over_seeds, found.over_starts))
-    parts = [f"{seeds} over seeds"] if seeds else []
-    parts += [f"{starts} over starts"] if starts else []
-    return f"{rounded(found.value)} ({', '.join(parts)})" if parts else rounded(found.value)
-
-
-def _span(interval: tuple[float, float]) -> str:
-    return f"{rounded(interval[0])} to {rounded(interval[1])}"
-
-
 def distance_tables(
     arms: Sequence[Measured], curves: Sequence[Curves], places: NDArray[np.float64], encoder: str
 ) -> tuple[Table, Table]:
     """Arms x measures, and arms x differences from the baseline, each with an interval."""
-    base = readings_of(curves[0], places)
+    base = _readings_of(curves[0], places)
     kinds = tuple(name.removeprefix("fd_").replace("_", " ") for name in base)
     rows, differences = [], []
     for arm, curve in zip(arms, curves, strict=True):
-        found, ratio = readings_of(curve, places), quotient(curve)
+        found, ratio = _readings_of(curve, places), quotient(curve)
         cells = [cell(estimate(reading)) for reading in found.values()]
         rows.append((arm.name, str(arm.seeds), *cells, "–" if ratio is None else cell(ratio)))
         pairs = str(min(arm.seeds, arms[0].seeds))
@@ -158,22 +129,30 @@ def distance_tables(
     )
 
 
-def cell(found: Estimate) -> str:
-    """A value with its interval over seeds; over starts, marked with a star, where there is one seed."""
-    if found.over_seeds is None:
-        return f"{_brief(found.value)}{_brackets(found.over_starts, '*')}"
-    return f"{_brief(found.value)}{_brackets(found.over_seeds)}"
-
-
-def both(found: Estimate) -> str:
-    """A value with all its intervals."""
-    return f"{_brief(found.value)}{_brackets(found.over_seeds)}{_brackets(found.over_starts, '*')}"
-
-
-def _brackets(interval: tuple[float, float] | None, mark: str = "") -> str:
-    return "" if interval is None else f" [{_brief(interval[0])}, {_brief(interval[1])}]{mark}"
-
-
-def _brief(value: float) -> str:
-    """Three significant digits, as tables have little room."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def distance_figure(
+    arms: Sequence[Measured],
+    curves: Sequence[Curves],
+    places: NDArray[np.float64],
+    scale: Scale,
+    pictures: int,
+    clip_frames: int | None,
+) -> Figure:
+    """Frechet distance over the windows, all arms."""
+    with plots.axes(9.0, 4.2) as (ax, out):
+        edges = [0.0]
+        for number, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
+            edges += drawn_curve(ax, places, curve, arm.name, number, len(arms))
+        ax.axhline(0, color=plots.REAL, linewidth=1, linestyle=(0, (4, 2)), label="recorded frames")
+        margin = 0.05 * (max(edges) - min(edges) or 1)
+        ax.set_ylim(min(edges) - margin, max(edges) + margin)
+        if clip_frames is not None:
+            ax.axvline(clip_frames, color="#94a3b8", linewidth=1, linestyle=(0, (1, 2)))
+            place = (clip_frames, ax.get_ylim()[1])
+            ax.annotate(" training clip", place, color="#64748b", fontsize=8.5, va="top")
+        label(ax, "distance above the floor", len(arms))
+    text = (
+        f"N = {pictures} pictures a window; 0 is as many real frames (the floor {scale.floor.value:.4g} is "
+        f"subtracted). Thick: mean over training seeds; thin: single seeds; shaded: 95 % over seeds, from three on; "
+        f"upright lines: 95 % jackknife over starts."
+    )
+    return Figure(f"Frechet distance in {scale.encoder.name} features", out[0], text, wide=True)

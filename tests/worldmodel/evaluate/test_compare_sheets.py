@@ -4,7 +4,7 @@ import numpy as np
 import panorama
 import pytest
 
-from worldmodel.evaluate.compare_sheet import CELL, cells
+from worldmodel.evaluate.compare.sheets import CELL, cells
 from worldmodel.evaluate.lettering import Canvas
 from worldmodel.evaluate.recordings import cut, onward, onward_frames
 

@@ -24,7 +24,10 @@ FILM = 240  # frames of a film at most
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSettings:
-    """Sizes of a comparison, in pixel frames. context: chunks of real frames before every beginning."""
+    """Sizes of a comparison, in pixel frames. context: chunks of real frames before every beginning.
+
+    The names of this class and of its fields are in the keys of kept measurements.
+    """
 
     frames: int = 384
     window: int = 32
@@ -77,7 +80,7 @@ class Bench:
 
     def recorded(self, rows: int, times: NDArray[np.int64]) -> Pixels:
         """What was recorded under the same actions, of the first rows: [rows, N, H, W, 3]."""
-        few = first_rows(self.course.pieces, rows)
+        few = _first_rows(self.course.pieces, rows)
         return onward_frames(self.course.recordings, few, times + self.course.begin)
 
     @property
@@ -93,7 +96,7 @@ class Bench:
         return digest.hexdigest()[:32]
 
 
-def first_rows(pieces: Excerpts, rows: int) -> Excerpts:
+def _first_rows(pieces: Excerpts, rows: int) -> Excerpts:
     """The first excerpts alone."""
     return Excerpts(
         pixels=pieces.pixels[:rows],
