@@ -16,22 +16,14 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from worldmodel.errors import UserError
+from worldmodel.kernels.newton_schulz import newton_schulz
 
-QUINTIC = (3.4445, -4.7750, 2.0315)
 FUSED = {"qkv": 3, "kv": 2}  # layers whose weight is that many matrices above each other
 
 
 def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     """Newton-Schulz towards the nearest semi-orthogonal matrix. g: [..., m, n]; singular values land near 1."""
-    x = g.bfloat16() if g.is_cuda else g.float()
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    a, b, c = QUINTIC
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).to(g.dtype)
+    return newton_schulz(g.bfloat16() if g.is_cuda else g.float(), steps).to(g.dtype)
 
 
 class MuonOptimizer(torch.optim.Optimizer):

@@ -13,7 +13,8 @@ from torch import distributed, nn
 
 from worldmodel import optim
 from worldmodel.errors import UserError
-from worldmodel.optim import QUINTIC, AdamW, Muon, MuonOptimizer, Schedule, divide, orthogonalise
+from worldmodel.kernels.newton_schulz import QUINTIC
+from worldmodel.optim import AdamW, Muon, MuonOptimizer, Schedule, divide, orthogonalise
 from worldmodel.weights import read_tensors, write_tensors
 
 
