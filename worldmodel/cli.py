@@ -199,7 +199,7 @@ def collect(
     Example: worldmodel collect maze --episodes 50 --out data/maze
 
     Worlds: maze, maze/small, maze/large, maze/home, doom, doom/freedoom, metaworld/TASK, pusht. Episode i has seed
-    --seed + i. Ctrl-C keeps what is done.
+    --seed + i. In maze and doom, --policy revisit turns away from views and comes back. Ctrl-C keeps what is done.
     """
     from worldmodel.datasets.collect import collect as record
     from worldmodel.datasets.worlds.base import WorldOptions

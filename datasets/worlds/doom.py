@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from worldmodel.datasets.worlds.base import Action, Observation, World, WorldOptions, WorldSpec
 from worldmodel.datasets.worlds.explorer import Explorer
+from worldmodel.datasets.worlds.revisitor import Revisitor
 from worldmodel.errors import UserError
 
 FPS = 24
@@ -54,11 +55,14 @@ def open_world(variant: str, options: WorldOptions) -> "Doom":
         raise UserError(f"unknown world 'doom/{variant}': choose doom or doom/freedoom")
     if options.camera not in (None, "first_person"):
         raise UserError(f"doom has one camera, first_person, not {options.camera!r}")
-    if options.policy not in (None, "explore"):
-        raise UserError(f"doom has one policy, explore, not {options.policy!r}")
+    if options.policy not in (None, Explorer.name, Revisitor.name):
+        raise UserError(f"doom has the policies {Explorer.name} and {Revisitor.name}, not {options.policy!r}")
     if not 16 <= options.size <= max(_SCREENS):
         raise UserError(f"doom draws pictures of 16 to {max(_SCREENS)} pixels, not {options.size}")
-    return Doom(freedoom=variant == "freedoom", size=options.size, depth=options.depth)
+    doom = Doom(freedoom=variant == "freedoom", size=options.size, depth=options.depth)
+    if options.policy == Revisitor.name:
+        doom.behaviour = Revisitor(Explorer(MAX_TURN, beams=BEAMS), MAX_TURN)
+    return doom
 
 
 class Doom(World):

@@ -445,7 +445,7 @@ def test_the_explorer_turns_both_ways_moves_and_visits():
     [
         ("maze/huge", WorldOptions(), "unknown world 'maze/huge'"),
         ("maze", WorldOptions(camera="top"), "one camera"),
-        ("maze", WorldOptions(policy="expert"), "one policy"),
+        ("maze", WorldOptions(policy="expert"), "policies explore and revisit, not 'expert'"),
         ("maze", WorldOptions(size=33), "even number, not 33"),
         ("maze", WorldOptions(size=8), "16 to 256"),
     ],

@@ -1,7 +1,6 @@
 """The behaviour that collects data in the maze: walks from room to room, looks around, returns, plays with keys."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,8 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from worldmodel.datasets.worlds.base import Action, Observation
-from worldmodel.datasets.worlds.maze.motion import MAX_TURN, RADIUS
-from worldmodel.datasets.worlds.maze.plan import STEPS, Cell, Layout
+from worldmodel.datasets.worlds.maze.motion import MAX_TURN
+from worldmodel.datasets.worlds.maze.paths import clear, route
+from worldmodel.datasets.worlds.maze.plan import Cell, Layout
 
 HABITS = ("walk", "keys", "look", "back", "wander", "still")
 WEIGHTS = np.cumsum([0.60, 0.18, 0.09, 0.05, 0.06, 0.02])
@@ -37,10 +37,10 @@ class Explorer:
 
     def __init__(self, world: HasLayouts) -> None:
         self._world = world
-        self._walkers: list[_Walker] = []
+        self._walkers: list[Walker] = []
 
     def reset(self) -> None:
-        self._walkers = [_Walker(layout) for layout in self._world.layouts]
+        self._walkers = [Walker(layout) for layout in self._world.layouts]
 
     def __call__(self, observation: Observation, rng: np.random.Generator | Sequence[np.random.Generator]) -> Action:
         """float32 [N, 2]; ``rng`` is one generator per row."""
@@ -77,7 +77,9 @@ class _Plan:
 
 
 @dataclass(slots=True)
-class _Walker:
+class Walker:
+    """One body and what it is about to do."""
+
     layout: Layout
     plan: _Plan = field(default_factory=lambda: _Plan("still", 0))
     afterwards: _Plan | None = None  # the way back of a look
@@ -126,7 +128,7 @@ class _Walker:
             case "walk":
                 self.plan = _Plan(habit, 2 * frames, forward=rng.uniform(0.5, 1.0))
                 self.goal = self.goal or self._destination(rng)
-                self.route, self.waypoint = _route(self.layout, (int(x), int(y)), self.goal), None
+                self.route, self.waypoint = route(self.layout, (int(x), int(y)), self.goal), None
             case "keys":
                 turn = MAX_TURN * rng.uniform(0.3, 0.8) * float(rng.choice((-1, 0, 1)))
                 self.plan = _Plan(habit, int(rng.integers(4, 20)), turn, float(rng.choice((-1, 0, 1, 1, 1))))
@@ -177,39 +179,6 @@ class _Walker:
         self.waypoint = None
         for k in range(min(len(self.route), 6), 0, -1):
             i, j = self.route[k - 1]
-            if k == 1 or _clear(self.layout, x, y, i + 0.5, j + 0.5):
+            if k == 1 or clear(self.layout, x, y, i + 0.5, j + 0.5):
                 self.waypoint, self.route = (i + 0.5, j + 0.5), self.route[k:]
                 return
-
-
-def _route(layout: Layout, start: Cell, end: Cell) -> list[Cell]:
-    """A shortest way around walls and pillars: the cells after ``start``, up to ``end``; empty if there is none."""
-    pillars = {(int(pillar.x), int(pillar.y)) for pillar in layout.pillars}
-    came: dict[Cell, Cell] = {end: end}
-    queue = deque([end])
-    while queue and start not in came:
-        cell = queue.popleft()
-        for dx, dy in STEPS:
-            new = cell[0] + dx, cell[1] + dy
-            if new not in came and not layout.wall[new] and (new not in pillars or new == start):
-                came[new] = cell
-                queue.append(new)
-    route: list[Cell] = []
-    cell = start
-    while cell in came and came[cell] != cell:
-        cell = came[cell]
-        route.append(cell)
-    return route
-
-
-def _clear(layout: Layout, x: float, y: float, to_x: float, to_y: float) -> bool:
-    """Whether a body can walk the straight line."""
-    steps = max(2, int(math.hypot(to_x - x, to_y - y) / 0.1))
-    share = np.linspace(0, 1, steps)[:, None]
-    path = np.array([x, y]) * (1 - share) + np.array([to_x, to_y]) * share
-    corners = path[:, None] + np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]]) * RADIUS
-    i, j = np.floor(corners).astype(int).transpose(2, 0, 1)
-    if layout.wall[i, j].any():
-        return False
-    pillars = np.array([(pillar.x, pillar.y) for pillar in layout.pillars]).reshape(-1, 1, 2)
-    return not (np.hypot(*(pillars - path).transpose(2, 0, 1)) < RADIUS + 0.3).any()
