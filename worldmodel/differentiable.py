@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from . import flow
 from .chunk import ActionControl, Clip, Control
 from .errors import UserError
+from .memory import MemoryConfig
 from .rollout import replay, rollout
 from .sampler import Solver, Streamable, Velocity, draw, guide, guided
 from .state import State
@@ -208,23 +209,23 @@ def parallel(
     control: ActionControl,
     solver: Solver,
     takes: Sequence[Take],
-    window: int | None = None,
+    memory: MemoryConfig | None = None,
     context_time: float = 0.0,
 ) -> Tensor:
     """What the loss sees of all chunks [B, T, ...], made in one pass whose context has gradients too (memory `replay`).
 
-    model: a DiT or its wrapper. context: what the rollout started from; control: of the rollout [B, T]. window: how
-    many frames before a chunk its memory held, None for all. The predictions equal those of the rollout.
+    model: a DiT or its wrapper. context: what the rollout started from; control: of the rollout [B, T]. memory:
+    the rollout's, None for all. The predictions equal those of the rollout.
     """
     x_t, t = (torch.cat([take.point[i] for take in takes], 1) for i in (0, 1))
     x = torch.cat((context.x, *(take.x.detach() for take in takes[:-1])), 1)
     whole = context.control.join(control)
     time = torch.full(x.shape[:2], context_time, device=x.device)
     if solver.guidance == 1.0:
-        return flow.clean(x_t, model("clip", x_t, t, whole, (x, time), window), t)
+        return flow.clean(x_t, model("clip", x_t, t, whole, (x, time), memory), t)
     rows = torch.arange(2 * x.shape[0], device=x.device)
     twice, drop = rows % x.shape[0], rows >= x.shape[0]
-    v = model("clip", x_t[twice], t[twice], whole.select(twice), (x[twice], time[twice]), window, drop)
+    v = model("clip", x_t[twice], t[twice], whole.select(twice), (x[twice], time[twice]), memory, drop)
     with_control, without = v.chunk(2)
     return flow.clean(x_t, guide(with_control, without, solver.guidance), t)
 

@@ -98,7 +98,7 @@ class Workload:
         """Of a micro-batch's forward pass under flow matching."""
         assert isinstance(self.objective, FlowMatching)
         rows, chunk = self.batch // self.micro, self.model.chunk
-        return Shapes.of(rows, self.frames, chunk, self.objective, self.text, self.precision)
+        return Shapes.of(rows, self.frames, chunk, self.objective, self.text, self.precision, self.stream.memory)
 
     def rolled(self, model: DiT) -> RolloutStep:
         """A micro-batch under an objective that rolls the model out."""

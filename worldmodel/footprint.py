@@ -11,6 +11,7 @@ from typing import Literal
 from torch import nn
 
 from worldmodel.kernels.attention import Span
+from worldmodel.memory import MemoryConfig
 from worldmodel.models.dit import DiT
 from worldmodel.models.layers import Block
 from worldmodel.models.lora import LoraLinear
@@ -30,16 +31,18 @@ class Shapes:
     made: int  # frames that it denoises
     text: int  # text tokens of a row
     precision: Precision
+    memory: MemoryConfig | None = None  # that limits what the chunks of a clip see
     past: int | None = None  # frames of a memory that all of one chunk look at, in a rollout
 
     @classmethod
     def of(
-        cls, rows: int, frames: int, chunk: int, objective: FlowMatching, text: int, precision: Precision
-    ) -> "Shapes":
+        cls, rows: int, frames: int, chunk: int, objective: FlowMatching, text: int, precision: Precision,
+        memory: MemoryConfig | None = None,
+    ) -> "Shapes":  # fmt: skip
         """Of clips [rows, frames, ...] under an objective."""
         if objective.chunk_noise != "teacher":
-            return cls(rows, frames, None, frames, text, precision)
-        return cls(rows, frames, frames - chunk, frames - objective.context * chunk, text, precision)
+            return cls(rows, frames, None, frames, text, precision, memory)
+        return cls(rows, frames, frames - chunk, frames - objective.context * chunk, text, precision, memory)
 
     @property
     def seen(self) -> int:
@@ -47,9 +50,9 @@ class Shapes:
         return (self.history or 0) + self.made
 
     @property
-    def clip(self) -> tuple[int, int, int | None]:
+    def clip(self) -> tuple[int, int, int | None, MemoryConfig | None]:
         """What `DiT.spans` asks for."""
-        return self.frames, self.made, self.history
+        return self.frames, self.made, self.history, self.memory
 
     def spans(self, model: DiT) -> tuple[Span, ...]:
         """Which keys the queries of a row look at; a memory's frames come first, in places that may be empty yet."""
@@ -129,13 +132,17 @@ def activations(model: DiT, shapes: Shapes) -> Activations:
 
 def _joined(span: Span) -> int:
     """Keys of a span that attention copies to lie beside each other."""
-    return sum(end - start for start, end in span.keys) if len(span.keys) > 1 else 0
+    return _keys(span) if len(span.keys) > 1 or span.moved is not None else 0
 
 
 def _pairs(span: Span) -> int:
     """Of a query and a key that it looks at."""
     start, end = span.queries
-    return (end - start) * sum(last - first for first, last in span.keys)
+    return (end - start) * _keys(span)
+
+
+def _keys(span: Span) -> int:
+    return sum(last - first for first, last in span.keys) + (0 if span.moved is None else span.moved.tokens.shape[1])
 
 
 def _block(model: DiT) -> Block:

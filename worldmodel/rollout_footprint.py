@@ -15,7 +15,6 @@ from worldmodel.footprint import NOTHING, Operations, Precision, Shapes, activat
 from worldmodel.frechet.features import LatentStatistics
 from worldmodel.frechet.population import Queue
 from worldmodel.frozen_footprint import look
-from worldmodel.memory import WindowConfig
 from worldmodel.models.dit import DiT
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.frechet_forcing import FrechetForcing
@@ -67,9 +66,9 @@ class Rolled:
 
     def chunk_shapes(self, place: int, copies: int = 1) -> Shapes:
         """Of a pass over chunk number `place` of a stream."""
-        size, memory = self.model.chunk, self.stream.memory
-        past = memory.sink + memory.ring if isinstance(memory, WindowConfig) else place * size
-        return Shapes(self.rows * copies, size, None, size, self.text, self.precision, past)
+        size, capacity = self.model.chunk, self.stream.memory.capacity
+        past = place * size if capacity is None else capacity
+        return Shapes(self.rows * copies, size, None, size, self.text, self.precision, past=past)
 
     def remember(self, place: int) -> Operations:
         """The pass that writes a chunk to the memory."""
@@ -99,7 +98,8 @@ class Rolled:
         """Of a pass over all chunks of a rollout at once, the clean ones before each as its history."""
         size = self.model.chunk
         total = (prefix + chunks) * size
-        return Shapes(self.rows * copies, total, total - size, chunks * size, self.text, self.precision)
+        made, memory = chunks * size, self.stream.memory
+        return Shapes(self.rows * copies, total, total - size, made, self.text, self.precision, memory)
 
     def clip(self, prefix: int, chunks: int, copies: int = 1) -> Operations:
         return operations(self.model, self.clip_shapes(prefix, chunks, copies), self.checkpointing)
@@ -111,8 +111,8 @@ class Rolled:
 
     def memory(self, frames: int) -> int:
         """Bytes of keys and values that a rollout of so many frames remembers at its end."""
-        g, config = self.model.cfg.geometry, self.stream.memory
-        held = config.sink + config.ring if isinstance(config, WindowConfig) else frames
+        g, capacity = self.model.cfg.geometry, self.stream.memory.capacity
+        held = frames if capacity is None else capacity
         each = g.layers * self.rows * g.heads * held * g.tokens * g.head_dim
         return 2 * each * next(self.model.parameters()).itemsize
 

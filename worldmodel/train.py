@@ -32,12 +32,15 @@ from worldmodel.errors import UserError, out_of_memory
 from worldmodel.folders import alone
 from worldmodel.generate import Diverged
 from worldmodel.identity import check_identity, frozen_weights, identity
+from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.objectives.base import Objective, Update
+from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
 from worldmodel.objectives.own_rollouts import check_lengths, growth
 from worldmodel.objectives.pushforward import Pushforward
+from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.progress import Line, StopSignal, listed
 from worldmodel.run import Run
@@ -150,8 +153,11 @@ def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Ob
             return forcing.build(model, roles["critic"].model, teacher, run.seed, run.stream)
         case Hero() | Pushforward() as unrolled:
             return unrolled.build(model, run.stream, run.seed)
-        case other:
-            plain: Any = other  # which fits the model: artifact.check
+        case FlowMatching() as plain:
+            assert isinstance(shape, DiTConfig)
+            return plain.build(model, shape, run.seed, run.stream.memory)
+        case Reconstruction() as plain:
+            assert isinstance(shape, AutoencoderConfig)
             return plain.build(model, shape, run.seed)
 
 

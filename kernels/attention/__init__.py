@@ -1,5 +1,5 @@
 """Attention of a chunk over what is remembered and itself."""
 
-from .reference import Seen, Span, attend
+from .reference import Moved, Seen, Span, attend
 
-__all__ = ["Seen", "Span", "attend"]
+__all__ = ["Moved", "Seen", "Span", "attend"]

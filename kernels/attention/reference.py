@@ -6,13 +6,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worldmodel.kernels.rope import Pairing, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Keys that some queries look at as if they were elsewhere in time."""
+
+    tokens: Tensor  # [B or 1, M] int64, which of [past, current]
+    table: tuple[Tensor, Tensor]  # cosines and sines of the move, broadcastable to [B, heads, M, D / 2]
+    pairing: Pairing
+    valid: Tensor  # [B or 1, M] bool, those that are there
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Queries [start, end) look at the keys in each of the ranges [start, end), counted over [past, current]."""
+    """Queries [start, end) look at the keys in each of the ranges [start, end), counted over [past, current].
+
+    moved: keys that they look at too, another set in every row.
+    """
 
     queries: tuple[int, int]
     keys: tuple[tuple[int, int], ...]
+    moved: Moved | None = None
 
 
 Seen = Tensor | tuple[Span, ...] | None
@@ -43,7 +59,14 @@ def _behind(past: Tensor, x: Tensor) -> Tensor:
 
 def _attend_span(q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
     start, end = span.queries
-    return F.scaled_dot_product_attention(q[:, :, start:end], _ranges(k, span.keys), _ranges(v, span.keys))
+    q, keys, values, m = q[:, :, start:end], _ranges(k, span.keys), _ranges(v, span.keys), span.moved
+    if m is None:
+        return F.scaled_dot_product_attention(q, keys, values)
+    index = m.tokens[:, None, :, None].expand(*k.shape[:2], -1, k.shape[3])
+    keys = torch.cat((rotate(k.gather(2, index), m.table, m.pairing), keys), 2)
+    values = torch.cat((v.gather(2, index), values), 2)
+    seen = F.pad(m.valid, (0, keys.shape[2] - m.valid.shape[1]), value=True)
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen[:, None, None])
 
 
 def _ranges(x: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:

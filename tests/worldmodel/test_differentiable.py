@@ -11,7 +11,7 @@ from worldmodel import flow
 from worldmodel.chunk import Clip
 from worldmodel.differentiable import Gradients, Watched, dream, parallel, pull, rehearse, unrolled
 from worldmodel.errors import UserError
-from worldmodel.memory import FullConfig, WindowConfig
+from worldmodel.memory import FullConfig, SlowFastConfig, WindowConfig
 from worldmodel.models.dit import DiT
 from worldmodel.rollout import join, replay, rollout, start
 from worldmodel.sampler import Euler, FewStep, Heun, Solver
@@ -26,6 +26,7 @@ POLICIES = [
     Gradients(policy="all"),
 ]
 MEMORY = WindowConfig(ring=4)
+SLOW_FAST = SlowFastConfig(sink=1, slow=2, fast=2, every=2, surprise=0.9)
 U = 0.4  # the second of three calls
 
 
@@ -159,14 +160,14 @@ def test_the_random_call_is_uniform():
 
 @pytest.mark.parametrize("guidance", [1.0, 1.5])
 @pytest.mark.parametrize("policy", ["last_step", "random_step", "exit_step"])
-@pytest.mark.parametrize(("memory", "window"), [(FullConfig(), None), (WindowConfig(ring=4), 4)], ids=["full", "ring"])
-def test_replay_equals_the_rollout_and_its_context_has_gradients(model, memory, window, policy, guidance):
+@pytest.mark.parametrize("memory", [FullConfig(), WindowConfig(ring=4), SLOW_FAST], ids=["full", "ring", "slow-fast"])
+def test_replay_equals_the_rollout_and_its_context_has_gradients(model, memory, policy, guidance):
     """One pass over constant latents: the rollout's predictions, and the gradient through keys and values as well."""
     clip = small_clip(model, frames=12)
     context, control = clip.frames(0, 2), clip.control.frames(2, 12)
     solver, policy = Euler(steps=3, guidance=guidance), Gradients(policy=policy, memory="replay")
     takes, _ = dream(model, control, solver, begin(model, clip, memory), policy, U)
-    together = parallel(model, context, control, solver, takes, window)
+    together = parallel(model, context, control, solver, takes, memory)
     seen = torch.cat([take.seen for take in takes], 1)
     close(together.detach(), seen, 5e-6)
     _, pulls = pull(spread, takes)

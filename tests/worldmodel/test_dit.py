@@ -9,13 +9,21 @@ from tiny import close, small_clip, small_dit
 
 from worldmodel.chunk import Chunk, Clip
 from worldmodel.errors import UserError
-from worldmodel.memory import Context, FullConfig, Geometry, WindowConfig
+from worldmodel.memory import Context, FullConfig, Geometry, RetrievalConfig, SlowFastConfig, WindowConfig
 from worldmodel.models.dit import DiTConfig
 from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.rollout import advance, start
 
 SEEDS = torch.tensor([3, 4])
-EXACT = [FullConfig(), WindowConfig(ring=8), WindowConfig(sink=4, ring=4), WindowConfig(sink=3, ring=5)]
+EXACT = [
+    FullConfig(), WindowConfig(ring=8), WindowConfig(sink=4, ring=4), WindowConfig(sink=3, ring=5),
+    SlowFastConfig(sink=2, slow=1, fast=6), RetrievalConfig(sink=0, bank=2, read=1, ring=8),
+]  # fmt: skip
+SMALL = [
+    WindowConfig(ring=4), WindowConfig(sink=3, ring=3), SlowFastConfig(sink=1, slow=3, fast=3, every=2, surprise=0.9),
+    SlowFastConfig(sink=0, slow=2, fast=4, every=1, surprise=1.0), RetrievalConfig(bank=4, read=2, ring=2, every=2),
+]  # fmt: skip
+"""Memories that are full after 4 to 7 frames."""
 STYLES = [
     {},
     {"qk_norm": "across_heads", "pairing": "interleaved", "rank": 0, "learned_position": False},
@@ -73,6 +81,26 @@ def test_cached_chunks_equal_the_block_causal_clip(memory, anchor):
     x_t = noisy(clip, t)
     whole = model("clip", x_t, t, clip.control)
     close(cached(model, memory, replace(clip, x=x_t), 0.4, x_t, t, clip.control), whole, 3e-6)
+
+
+@pytest.mark.parametrize("style", STYLES, ids=NAMES)
+@pytest.mark.parametrize("memory", SMALL, ids=str)
+@torch.no_grad()
+def test_a_clip_sees_what_its_memory_would_hold(memory, style):
+    """20 frames: one pass equals a rollout through the memory, with a clean history and without one."""
+    model = small_dit(**style)
+    clip = small_clip(model, frames=20)
+    t = levels(clip, model.chunk)
+    x_t = noisy(clip, t)
+    whole = model("clip", x_t, t, clip.control, (clip.x, torch.full_like(t, 0.2)), memory)
+    close(cached(model, memory, clip, 0.2, x_t, t, clip.control), whole, 3e-6)
+    assert (whole - model("clip", x_t, t, clip.control, (clip.x, torch.full_like(t, 0.2))))[:, 8:].abs().max() > 1e-3
+    short = tuple(h[:, : -model.chunk] for h in (clip.x, torch.full_like(t, 0.2)))
+    close(model("clip", x_t[:, 8:], t[:, 8:], clip.control, short, memory), whole[:, 8:], 3e-6)
+    t = torch.full_like(t, 0.4)
+    x_t = noisy(clip, t)
+    found = cached(model, memory, replace(clip, x=x_t), 0.4, x_t, t, clip.control)
+    close(found, model("clip", x_t, t, clip.control, None, memory), 3e-6)
 
 
 @pytest.mark.parametrize("anchor", [False, True])
@@ -207,7 +235,7 @@ def test_window_after_eviction(sink, ring):
     assert (found - full)[:, sink + ring + 2 :].abs().max() > 1e-3  # the window is a window
 
 
-@pytest.mark.parametrize("memory", [FullConfig(), WindowConfig(ring=4)], ids=str)
+@pytest.mark.parametrize("memory", [FullConfig(), *(m for m in SMALL if getattr(m, "sink", 0) == 0)], ids=str)
 @pytest.mark.parametrize("origin", [10**5, 10**9])
 @torch.no_grad()
 def test_positions_are_relative(memory, origin):
@@ -242,18 +270,18 @@ def test_rows_are_alone():
         close(model.clip(x_t[one], t[one], clip.control.select(one), alone), whole[one], 2e-6)
 
 
-@pytest.mark.parametrize("memory", EXACT, ids=str)
+@pytest.mark.parametrize("memory", [*EXACT, *SMALL], ids=str)
 def test_gradients_flow_through_memory(memory):
-    """The gradient of a rollout through its memory equals that of the block-causal clip."""
+    """The gradient of a rollout through its memory equals that of the clip that sees what it would hold."""
     model = small_dit()
-    clip = small_clip(model)
+    clip = small_clip(model, frames=8 if memory in EXACT else 14)
     t = torch.full(clip.x.shape[:2], 0.4)
     weight = torch.randn(clip.x.shape, generator=torch.Generator().manual_seed(1))
     grads = []
     for run in ("clip", "cached"):
         x_t = noisy(clip, t).requires_grad_()
         if run == "clip":
-            v = model.clip(x_t, t, clip.control)
+            v = model.clip(x_t, t, clip.control, None, memory)
         else:
             v = cached(model, memory, replace(clip, x=x_t), 0.4, x_t, t, clip.control)
         grads.append(torch.autograd.grad((v * weight).sum(), (x_t, *model.parameters())))

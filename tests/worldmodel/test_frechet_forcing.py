@@ -158,9 +158,9 @@ def test_the_anchor_is_flow_matching_on_the_real_next_chunk():
     t = torch.sigmoid(noise.normal(made.seed, frames[:, :1], LEVEL, ())).expand(-1, 2)
     eps = noise.normal(made.seed, frames, NOISE, (2, 4, 6))
     x_t = flow.interpolate(clip.x[:, 10:], eps, t)
-    v = model.clip(x_t, t, clip.control, (history, torch.zeros(2, 10)), window=4)
+    v = model.clip(x_t, t, clip.control, (history, torch.zeros(2, 10)), STREAM.memory)
     close(loss, (v - flow.velocity(clip.x[:, 10:], eps)).square().mean(), 1e-5)
-    wrong = model.clip(x_t, t, clip.control, (clip.x[:, :10], torch.zeros(2, 10)), window=4)
+    wrong = model.clip(x_t, t, clip.control, (clip.x[:, :10], torch.zeros(2, 10)), STREAM.memory)
     assert abs(float((wrong - flow.velocity(clip.x[:, 10:], eps)).square().mean() - loss)) > 1e-4
 
 

@@ -10,12 +10,17 @@ from tiny import close
 
 from worldmodel.errors import UserError
 from worldmodel.kernels.attention import attend
-from worldmodel.memory import FullConfig, Geometry, WindowConfig
+from worldmodel.memory import FullConfig, Geometry, RetrievalConfig, SlowFastConfig, SlowFastMemory, WindowConfig
 from worldmodel.models.rope import Rope3D
 
 SHAPE = Geometry(layers=2, heads=2, head_dim=12, tokens=2)
 ROPE = Rope3D(12, (1, 2))
-CONFIGS = [FullConfig(), WindowConfig(ring=4), WindowConfig(sink=1, ring=3), WindowConfig(sink=3, ring=2)]
+CONFIGS = [
+    FullConfig(), WindowConfig(ring=4), WindowConfig(sink=1, ring=3), WindowConfig(sink=3, ring=2),
+    SlowFastConfig(sink=1, slow=2, fast=2, every=2, surprise=0.1), SlowFastConfig(sink=0, slow=3, fast=3, every=1),
+    SlowFastConfig(sink=3, slow=1, fast=4, every=1, surprise=-0.1), RetrievalConfig(bank=4, read=2, ring=2, every=1),
+    RetrievalConfig(sink=2, bank=3, read=1, ring=3, every=2),
+]  # fmt: skip
 LIKE = torch.zeros(())
 
 
@@ -36,6 +41,12 @@ def read(memory, queries, frame):
     return torch.stack(out)
 
 
+def alike(a, b):
+    """Cosine of the mean keys of two frames in the first layer, [h, n, D] each."""
+    a, b = a[0].mean(1).flatten(), b[0].mean(1).flatten()
+    return float(a @ b / (a.norm() * b.norm()))
+
+
 @dataclass
 class Row:
     """One stream, by the definition of the policies."""
@@ -48,9 +59,28 @@ class Row:
         if isinstance(config, FullConfig):
             return self.frames
         sink = [f for f in self.frames if f[0] < config.sink]
-        ring = [f for f in self.frames if f[0] >= config.sink][-config.ring :]
-        back = max(0, self.frame - config.ring - config.sink)  # directly before the ring
-        return [(g + back, k, v) for g, k, v in sink] + ring
+        size = config.fast if isinstance(config, SlowFastConfig) else config.ring
+        ring = [f for f in self.frames if f[0] >= config.sink][-size:]
+        far = sink + ([] if isinstance(config, WindowConfig) else self.slow(config, size))
+        edge = ring[0][0] if ring else self.frame  # all others directly before the ring
+        return [(edge - len(far) + i, k, v) for i, (_, k, v) in enumerate(far)] + ring
+
+    def slow(self, config, size):
+        """The slow frames of a slow-fast or retrieval memory, in time order."""
+        slow, ring, last = [], [], None
+        for g, k, v in self.frames:
+            chosen = False
+            if g % config.every == 0:
+                chosen = last is None or isinstance(config, RetrievalConfig) or alike(k, last) < config.surprise
+                last = k
+            if g >= config.sink:
+                ring.append((chosen, (g, k, v)))
+            if len(ring) > size and ring.pop(0)[0]:
+                slow.append(self.frames[g - size])
+        if isinstance(config, SlowFastConfig):
+            return slow[-config.slow :]
+        best = sorted(slow[-config.bank :], key=lambda f: -alike(f[1], self.frames[-1][1]))
+        return sorted(best[: config.read], key=lambda f: f[0])
 
     def read(self, config, queries):
         """Like `read` above, for this row."""
@@ -161,14 +191,58 @@ def test_window_is_constant_for_ever(sink):
     assert size == 4 * 2 * g.layers * 2 * g.heads * (sink + 4) * g.tokens * g.head_dim + 8 * 2 * (sink + 4)
 
 
+BOUNDED = [config for config in CONFIGS if not isinstance(config, FullConfig)]
+
+
+@pytest.mark.parametrize("config", BOUNDED)
+@torch.no_grad()
+def test_bytes_and_distances_are_bounded(config):
+    """300 frames: the same storage throughout, and no key further away than everything that is held."""
+    memory, frame = config.empty(SHAPE, 2, LIKE), torch.zeros(2, dtype=torch.int64)
+    rng, size = torch.Generator().manual_seed(0), memory.nbytes
+    for _ in range(150):
+        chunk = tokens(2, 2, rng)
+        memory = memory.append(chunk, chunk, frame, torch.ones(2, 2, dtype=torch.bool), ROPE)
+        frame = frame + 2
+        (reach,) = config.reach(range(int(frame[0]), int(frame[0]) + 1, 2), torch.zeros(2, 1, 24))
+        assert int(frame[0]) - reach.since <= config.capacity
+        if isinstance(memory, SlowFastMemory):
+            held = memory.ledger.held(frame)
+            near = torch.where(held.valid, held.places, frame[:, None])
+            assert int((frame[:, None] - near).max()) <= config.capacity
+            there = [sorted(places[valid].tolist()) for places, valid in zip(held.places, held.valid, strict=True)]
+            edge = max(int(frame[0]) - memory.ledger.tiers.fast, config.sink)
+            if int(frame[0]) >= config.sink:  # directly before the ring, without gaps
+                assert there == [list(range(edge - len(p), edge)) for p in there]
+    assert memory.nbytes == size
+    if isinstance(config, SlowFastConfig):
+        assert (memory.ledger.slow >= 0).all() and len(set(memory.ledger.slow[0].tolist())) == config.slow
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_no_position_beyond_the_bound_after_100000_frames():
+    tiers = SlowFastConfig(sink=2, slow=12, fast=6, every=3, surprise=0.3).tiers
+    one, rng = torch.ones(1, dtype=torch.bool), torch.Generator().manual_seed(0)
+    ledger, frame = tiers.empty(1, 4, LIKE.device), torch.zeros(1, dtype=torch.int64)
+    for number in range(100_000):
+        ledger, _ = ledger.step(frame, one, torch.randn(1, 4, generator=rng))
+        frame = frame + 1
+        if number % 20 == 19:
+            held = ledger.held(frame)
+            assert int(frame) - int(held.places[held.valid].min()) <= 20
+    assert min(ledger.slow[0].tolist()) > 99_000  # promotions went on
+
+
 def test_full_grows_by_what_it_is_given():
     sizes = [filled(FullConfig(), frames=frames)[0].nbytes for frames in (2, 4, 6)]
     assert sizes[2] - sizes[1] == sizes[1] - sizes[0] == 2 * tokens(2, 2, None).nbytes + 2 * 2
 
 
+@pytest.mark.parametrize("config", [WindowConfig(ring=4), SlowFastConfig(sink=0, slow=2, fast=4)], ids=str)
 @torch.no_grad()
-def test_a_consumed_window_is_an_error():
-    memory, frame = filled(WindowConfig(ring=4))
+def test_a_consumed_window_is_an_error(config):
+    memory, frame = filled(config)
     keep = torch.ones(2, 2, dtype=torch.bool)
     chunk = tokens(2, 2, torch.Generator().manual_seed(1))
     newer = memory.append(chunk, chunk, frame, keep, ROPE)
@@ -252,6 +326,29 @@ def test_forks_of_one_full_row_share_its_storage():
     assert sum(t.untyped_storage().nbytes() for t in forked.keys) == sum(t.nbytes for t in memory.keys)
 
 
+@pytest.mark.parametrize("config", BOUNDED)
+@torch.no_grad()
+def test_forks_of_one_row_copy_nothing_until_one_goes_on(config):
+    """8 forks hold the storage of one; then they, and what they were forked from, go on side by side."""
+    memory, frame = filled(config, rows=1)
+    before, forked = bits(memory, frame), memory.fork(8)
+    one = memory.window if isinstance(memory, SlowFastMemory) else memory
+    many = forked.window if isinstance(forked, SlowFastMemory) else forked
+    assert many.keys.data_ptr() == one.keys.data_ptr() and forked.nbytes <= memory.nbytes + 8 * 8 * 200
+    chunk = tokens(9, 2, torch.Generator().manual_seed(1))
+    on = memory.append(chunk[:, :1], chunk[:, :1], frame, torch.ones(1, 2, dtype=torch.bool), ROPE)
+    assert all(same(bits(forked.select(torch.tensor([b])), frame), before) for b in range(8))
+    keep, late = torch.ones(8, 2, dtype=torch.bool), frame.repeat(8)
+    after = forked.append(chunk[:, 1:], chunk[:, 1:], late, keep, ROPE)
+    for b in range(8):
+        part = chunk[:, 1 + b : 2 + b]
+        alone = config.restore(filled(config, rows=1)[0].tensors()).append(part, part, frame, keep[:1], ROPE)
+        assert same(bits(after.select(torch.tensor([b])), frame + 2), bits(alone, frame + 2))
+    again = tokens(1, 2, torch.Generator().manual_seed(2))
+    on = on.append(again, again, frame + 2, keep[:1], ROPE)
+    assert on.nbytes == config.empty(SHAPE, 1, LIKE).nbytes
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 @torch.no_grad()
 def test_forks_of_a_window_go_their_own_way(config):
@@ -280,13 +377,32 @@ def test_errors():
         WindowConfig(ring=0)
     memory, frame = filled(WindowConfig(ring=2))
     chunk = tokens(2, 3, torch.Generator())
-    with pytest.raises(UserError, match="a chunk of 3 frames does not fit a ring of 2"):
+    with pytest.raises(UserError, match="a ring of 2 frames does not hold one chunk of 3"):
         memory.append(chunk, chunk, frame, torch.ones(2, 3, dtype=torch.bool), ROPE)
     with pytest.raises(UserError, match="the snapshot holds 2 frames, not 7"):
         WindowConfig(sink=2, ring=5).restore(memory.tensors())
+    with pytest.raises(UserError, match=r"slow-fast memory: sink 2 .* slow 0, fast 6 and every 4 at least 1"):
+        SlowFastConfig(slow=0)
+    with pytest.raises(UserError, match=r"retrieval memory: .* read 9 in \[1, bank\]"):
+        RetrievalConfig(bank=8, read=9)
+    for config in (SlowFastConfig(fast=2), RetrievalConfig(ring=2)):
+        with pytest.raises(UserError, match=r"2( fast)? frames do(es)? not hold one chunk of 3"):
+            config.check(3)
+    saved = filled(SlowFastConfig(sink=1, slow=3, fast=4))[0].tensors()
+    with pytest.raises(UserError, match="the snapshot holds 3 slow frames, not 2"):
+        SlowFastConfig(sink=1, slow=2, fast=4).restore(saved)
+    del saved["slow.last"]
+    with pytest.raises(KeyError, match=r"slow\.last"):
+        SlowFastConfig(sink=1, slow=3, fast=4).restore(saved)
 
 
 def test_types_and_devices_follow_the_model():
     memory = WindowConfig(ring=2).empty(SHAPE, 1, torch.zeros((), dtype=torch.bfloat16))
     assert memory.keys.dtype == torch.bfloat16 and replace(memory, sink=0).batch == 1
+    half = torch.zeros((), dtype=torch.bfloat16)
+    slow = SlowFastConfig(sink=1, slow=2, fast=2, every=1).empty(SHAPE, 1, half)
+    chunk, keep = tokens(1, 2, None).bfloat16(), torch.ones(1, 2, dtype=torch.bool)
+    for start in range(0, 8, 2):
+        slow = slow.append(chunk, chunk, torch.tensor([start]), keep, ROPE)
+    assert slow.keys.dtype == torch.bfloat16 and (slow.ledger.slow >= 0).all()
     assert FullConfig().empty(SHAPE, 1, torch.zeros((), dtype=torch.float64)).keys[0].dtype == torch.float64

@@ -106,10 +106,6 @@ def test_bad_configurations():
         Rollouts(OwnRollouts(gradients=Gradients(memory="full")), model, STREAM, 0)
     with pytest.raises(UserError, match="1 chunks of prefix and 6 generated ones of 2 frames need clips of 14 frames"):
         OwnRollouts().build(model, STREAM, 0).first(small_clip(model), 0, 6)
-    with pytest.raises(UserError, match=r"'replay' cannot follow WindowConfig\(sink=2, ring=4\) over 14 frames"):
-        OwnRollouts(gradients=Gradients(memory="replay")).build(
-            model, replace(STREAM, memory=WindowConfig(sink=2, ring=4)), 0
-        )
     with pytest.raises(UserError, match=r"guidance must be in \[0, 1000\], not nan"):
         SelfForcing(teacher="", guidance=float("nan"))
     growing = SelfForcing(teacher="", rollouts=OwnRollouts(lengths=((0, 1), (5, 9))))

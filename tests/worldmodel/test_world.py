@@ -214,7 +214,7 @@ def saved(tmp_path_factory):
         ),
         (
             inside("stream", memory={"type": "WindowConfig", "ring": 10**12}),
-            r"stream\.memory: sink and ring together are 1000000000000 frames, at most 65536",
+            r"stream\.memory holds 1000000000000 frames, at most 65536",
         ),
         (inside("dit", dim=2**40), r"config\.json: dit\.dim is 1099511627776, but .*model\.safetensors holds"),
         (inside("dit", hidden=2**62), r"config\.json: dit\.hidden is 4611686018427387904"),

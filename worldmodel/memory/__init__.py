@@ -1,14 +1,17 @@
 """What a stream remembers: values behind one protocol."""
 
-from .base import Context, Geometry, Memory, MemoryConfig, Rotation
+from .base import Context, Geometry, Held, Memory, MemoryConfig, Reach, Rotation
 from .full import FullConfig, FullMemory
 from .last_frame import LastFrameConfig, LastFrameMemory
+from .retrieval import RetrievalConfig
+from .slow_fast import SlowFastConfig, SlowFastMemory, mean_keys
 from .window import WindowConfig, WindowMemory
 
-AnyMemory = FullConfig | WindowConfig
+AnyMemory = FullConfig | WindowConfig | SlowFastConfig | RetrievalConfig
 """The memories that a saved world and a snapshot may name: what can be read back."""
 
 __all__ = [
-    "AnyMemory", "Context", "FullConfig", "FullMemory", "Geometry", "LastFrameConfig", "LastFrameMemory", "Memory",
-    "MemoryConfig", "Rotation", "WindowConfig", "WindowMemory",
+    "AnyMemory", "Context", "FullConfig", "FullMemory", "Geometry", "Held", "LastFrameConfig", "LastFrameMemory",
+    "Memory", "MemoryConfig", "Reach", "RetrievalConfig", "Rotation", "SlowFastConfig", "SlowFastMemory",
+    "WindowConfig", "WindowMemory", "mean_keys",
 ]  # fmt: skip

@@ -27,6 +27,10 @@ class Rotation(Protocol):
         """Rotate x [..., B, h, F * n, D] to the time positions frames [B, F] (int64)."""
         ...
 
+    def shift(self, x: Tensor, frames: Tensor) -> Tensor:
+        """Move rotated x [..., B, h, F * n, D] in time, by frames [B, F] (int64)."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -35,6 +39,23 @@ class Context:
     keys: Tensor  # [L, B, h, N, D]
     values: Tensor  # [L, B, h, N, D]
     valid: Tensor  # [B, N] bool
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Frames that a chunk reads elsewhere than where they were in time. M of them in every row, some not there."""
+
+    frames: Tensor  # [B, M] int64, absolute
+    places: Tensor  # [B, M] int64, the time positions at which they are read
+    valid: Tensor  # [B, M] bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a chunk reads: all frames from `since` to its own first one where they were, and some at other places."""
+
+    since: int
+    held: Held | None = None
 
 
 class Memory(Protocol):
@@ -88,3 +109,24 @@ class MemoryConfig(Protocol):
         ...
 
     def restore(self, tensors: dict[str, Tensor]) -> Memory: ...
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares frames by their features, see `reach`."""
+        ...
+
+    @property
+    def capacity(self) -> int | None:
+        """How many frames it holds at most, None for any number."""
+        ...
+
+    def check(self, chunk: int) -> None:
+        """A UserError if a chunk of so many frames does not fit."""
+        ...
+
+    def reach(self, starts: range, features: Tensor) -> list[Reach]:
+        """What the chunks of a clip that begin at the frames `starts` would read from this memory.
+
+        features: [B, T, h * D], the first layer's keys of every frame, not rotated, their mean over the frame's tokens.
+        """
+        ...

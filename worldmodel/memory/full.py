@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .base import Context, Geometry, Rotation
+from .base import Context, Geometry, Reach, Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,20 @@ class FullConfig:
     def restore(self, tensors: dict[str, Tensor]) -> "FullMemory":
         tokens = int(tensors["tokens"])
         return FullMemory((tensors["keys"],), (tensors["values"],), (tensors["valid"],), tokens)
+
+    @property
+    def compares(self) -> bool:
+        return False
+
+    @property
+    def capacity(self) -> None:
+        return None
+
+    def check(self, chunk: int) -> None:
+        """Any chunk fits."""
+
+    def reach(self, starts: range, features: Tensor) -> list[Reach]:
+        return [Reach(0) for _ in starts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Context, Geometry, Rotation
+from .base import Context, Geometry, Reach, Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,20 @@ class LastFrameConfig:
 
     def restore(self, tensors: dict[str, Tensor]) -> "LastFrameMemory":
         return LastFrameMemory(tensors["valid"])
+
+    @property
+    def compares(self) -> bool:
+        return False
+
+    @property
+    def capacity(self) -> int:
+        return 0
+
+    def check(self, chunk: int) -> None:
+        """Nothing is stored: any chunk fits."""
+
+    def reach(self, starts: range, features: Tensor) -> list[Reach]:
+        return [Reach(start) for start in starts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worldmodel.errors import UserError
 
-from .base import Context, Geometry, Rotation
+from .base import Context, Geometry, Held, Reach, Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,27 @@ class WindowConfig:
             raise UserError(f"window memory: the snapshot holds {held.shape[1]} frames, not {self.sink + self.ring}")
         return WindowMemory(keys, values, held, self.sink)
 
+    @property
+    def compares(self) -> bool:
+        return False
+
+    @property
+    def capacity(self) -> int:
+        return self.sink + self.ring
+
+    def check(self, chunk: int) -> None:
+        if self.ring < chunk:
+            raise UserError(f"window memory: a ring of {self.ring} frames does not hold one chunk of {chunk}")
+
+    def reach(self, starts: range, features: Tensor) -> list[Reach]:
+        rows, device = features.shape[0], features.device
+        order, found = torch.arange(self.sink, device=device).expand(rows, -1), []
+        for start in starts:
+            first = max(self.sink, start - self.ring)
+            held = Held(order, order + first - self.sink, order < start) if self.sink else None
+            found.append(Reach(min(start, first), held))
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class WindowMemory:
@@ -49,6 +70,7 @@ class WindowMemory:
     sink: int
     version: int = 0  # of this value; the storage knows the newest
     newest: list[int] = field(default_factory=lambda: [0])
+    shared: list[bool] = field(default_factory=lambda: [False])  # whether forks look at the storage too
 
     @property
     def batch(self) -> int:
@@ -66,22 +88,34 @@ class WindowMemory:
         if self.version != self.newest[0]:
             raise RuntimeError("this memory was consumed by a later append; fork it before, or use the newer value")
 
-    def context(self, frame: Tensor, rotation: Rotation) -> Context:
+    def context(self, frame: Tensor, rotation: Rotation, sink_at: Tensor | None = None) -> Context:
+        """sink_at: time positions [B, sink] for the sink; None puts it directly before the ring."""
         self._check()
         keys = self.keys
         if self.sink:
-            order = torch.arange(self.sink, device=frame.device)
-            place = order + (frame - self.ring - self.sink).clamp_min(0)[:, None]  # directly before the ring
-            sink = rotation.rotate(keys[:, :, :, : self.sink].flatten(3, 4), place)
+            if sink_at is None:
+                order = torch.arange(self.sink, device=frame.device)
+                sink_at = order + (frame - self.ring - self.sink).clamp_min(0)[:, None]
+            sink = rotation.rotate(keys[:, :, :, : self.sink].flatten(3, 4), sink_at)
             keys = torch.cat((sink.unflatten(3, (self.sink, -1)), keys[:, :, :, self.sink :]), 3)
         valid = (self.held >= 0).repeat_interleave(keys.shape[4], 1)
         return Context(keys.flatten(3, 4), self.values.flatten(3, 4), valid)
 
+    def at(self, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (rotated) and values of the frame in a ring slot [B] of every row, two of [L, B, h, n, D]."""
+        self._check()
+        rows, place = torch.arange(self.batch, device=slot.device), self.sink + slot
+        keys, values = (t.permute(1, 3, 0, 2, 4, 5)[rows, place].transpose(0, 1) for t in (self.keys, self.values))
+        return keys, values
+
     def append(self, keys: Tensor, values: Tensor, frame: Tensor, keep: Tensor, rotation: Rotation) -> "WindowMemory":
         self._check()
+        if self.shared[0] and not torch.is_grad_enabled():
+            self.newest[0] += 1  # consumed, as without forks
+            owned = WindowMemory(self.keys.clone(), self.values.clone(), self.held.clone(), self.sink)
+            return owned.append(keys, values, frame, keep, rotation)
         size = keep.shape[1]
-        if size > self.ring:
-            raise UserError(f"window memory: a chunk of {size} frames does not fit a ring of {self.ring}")
+        WindowConfig(sink=self.sink, ring=self.ring).check(size)
         frames = frame[:, None] + torch.arange(size, device=frame.device)
         in_sink = frames < self.sink
         slots = torch.where(in_sink, frames, self.sink + (frames - self.sink) % self.ring)
@@ -116,7 +150,13 @@ class WindowMemory:
         return WindowMemory(self.keys[:, rows], self.values[:, rows], self.held[rows], self.sink)
 
     def fork(self, n: int) -> "WindowMemory":
-        return self.select(torch.arange(self.batch, device=self.held.device).repeat_interleave(n))
+        """The forks of one row share its storage until they, or it, are appended to; several rows are copied."""
+        if self.batch != 1:
+            return self.select(torch.arange(self.batch, device=self.held.device).repeat_interleave(n))
+        self._check()
+        self.shared[0] = True
+        keys, values = (t.expand(-1, n, -1, -1, -1, -1) for t in (self.keys, self.values))
+        return WindowMemory(keys, values, self.held.expand(n, -1), self.sink, shared=[True])
 
     def reset(self, rows: Tensor) -> "WindowMemory":
         self._check()

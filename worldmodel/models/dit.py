@@ -9,7 +9,7 @@ frame, D width of the model, A packed action size, N remembered tokens, L layers
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from einops import rearrange
@@ -23,9 +23,10 @@ from worldmodel.errors import UserError
 from worldmodel.kernels.attention import Seen, Span
 from worldmodel.kernels.modulate import modulate
 from worldmodel.kernels.rope import Pairing
-from worldmodel.memory import Context, Geometry, Memory
+from worldmodel.memory import Context, FullConfig, Geometry, Memory, MemoryConfig, mean_keys
 from worldmodel.state import State
 
+from .clip_spans import clip_spans
 from .layers import Block, BlockConfig, QKNorm
 from .rope import Rope3D
 
@@ -210,7 +211,7 @@ class DiT(nn.Module):
         t: Tensor,
         control: ActionControl,
         history: tuple[Tensor, Tensor] | None = None,
-        window: int | None = None,
+        memory: MemoryConfig | None = None,
         drop: Tensor | None = None,
     ) -> Tensor:
         """Velocity of many chunks of a clip in one pass: training, and the reference for cached rollouts.
@@ -220,63 +221,53 @@ class DiT(nn.Module):
         [B, P, C, H, W], t_h [B, P]), the clip's first P frames, x_t [B, F, C, H, W] is its last F, and chunk i sees its
         own x_t and chunks 0..i-1 of x_h (teacher forcing). Returns a velocity for every frame of x_t.
 
-        window: chunks see no more than that many frames before them, as from a ring of that size. drop [B] bool: rows
-        whose x_t comes without its condition although the history has it, as in the second branch of guidance.
+        memory: chunks see of those before them what such a memory would hold; None for all. drop [B] bool: rows whose
+        x_t comes without its condition although the history has it, as in the second branch of guidance.
         """
         length, made = control.length, x_t.shape[1]
         order = torch.arange(length, device=x_t.device)
         frames = order.expand(x_t.shape[0], -1)
         if history is None:
-            return self._run(x_t, t, self._prepare(control, frames, None, self.spans(length, made, window=window)))[0]
+            prepared = self._prepare(control, frames, None, None)
+            seen = self.spans(length, made, None, memory, self._features(x_t, t, prepared, memory))
+            return self._run(x_t, t, replace(prepared, seen=seen))[0]
         past = history[0].shape[1]
-        seen = self.spans(length, made, past, window)
         both = torch.cat((order[:past], order[length - made :]))
         now = control.frames(length - made, length)
-        twice = control.frames(0, past).join(now if drop is None else now.drop(drop))
-        prepared = self._prepare(twice, frames[:, both], None, seen)
+        first = control.frames(0, past)
+        twice = first.join(now if drop is None else now.drop(drop))
+        prepared = self._prepare(twice, frames[:, both], None, None)
         before = self._anchors(history[0], None), self._anchors(history[0], None, after=True)[:, length - made : length]
+        seen = self.spans(length, made, past, memory, self._features(*history, prepared, memory))
         x = torch.cat((history[0], x_t), 1)
-        v = self._run(x, torch.cat((history[1], t), 1), prepared, anchors=torch.cat(before, 1))[0]
+        v = self._run(x, torch.cat((history[1], t), 1), replace(prepared, seen=seen), anchors=torch.cat(before, 1))[0]
         return v[:, past:]
 
-    def spans(self, length: int, made: int, past: int | None = None, window: int | None = None) -> tuple[Span, ...]:
+    def spans(
+        self, length: int, made: int, past: int | None = None, memory: MemoryConfig | None = None,
+        features: Tensor | None = None,
+    ) -> tuple[Span, ...]:  # fmt: skip
         """What every token of `clip` looks at: a clip of `length` frames, its last `made` of them noisy.
 
-        past: frames of the history, the clip's first; None where there is none, and made = length.
+        past: frames of the history, the clip's first; None where there is none, and made = length. features: what the
+        memory compares frames by; None for a memory that does not, or where only the number of keys matters.
         """
-        if past is None:
-            return self._causal(made, window)
-        return self._causal(past, window) + self._after(past, length - made, made, window)
+        for frames in (length, made, past or 0):
+            if frames % self.cfg.chunk:
+                raise ValueError(f"{frames} frames are no multiple of the chunk of {self.cfg.chunk}")
+        g, starts = self.cfg.geometry, range(0, length, self.cfg.chunk)
+        if features is None:
+            features = torch.zeros(1, length, g.heads * g.head_dim, device=self.patch_in.weight.device)
+        reaches = (FullConfig() if memory is None else memory).reach(starts, features)
+        return clip_spans(reaches, self.cfg.chunk, g.tokens, self.rope, made, past)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _chunks(self, frames: int) -> range:
-        """The first token of every chunk of `frames` frames."""
+    def _block_causal(self, frames: int, device: torch.device) -> Tensor:
         if frames % self.cfg.chunk:
             raise ValueError(f"{frames} frames are no multiple of the chunk of {self.cfg.chunk}")
-        n = self.cfg.geometry.tokens
-        return range(0, frames * n, self.cfg.chunk * n)
-
-    def _causal(self, frames: int, window: int | None) -> tuple[Span, ...]:
-        """Every chunk sees itself and those before it."""
-        starts = self._chunks(frames)
-        reach = starts.stop if window is None else window * self.cfg.geometry.tokens
-        return tuple(
-            Span((start, start + starts.step), ((max(0, start - reach), start + starts.step),)) for start in starts
-        )
-
-    def _after(self, past: int, first: int, made: int, window: int | None) -> tuple[Span, ...]:
-        """Chunks of `made` frames behind a history of `past`, from its frame `first` on: each sees what was before."""
-        starts, n = self._chunks(made), self.cfg.geometry.tokens
-        spans = []
-        for start in starts:
-            own, now = (past * n + start, past * n + start + starts.step), first * n + start
-            since, before = 0 if window is None else max(0, now - window * n), min(now, past * n)
-            spans.append(Span(own, ((since, before), own) if since < before else (own,)))
-        return tuple(spans)
-
-    def _block_causal(self, frames: int, device: torch.device) -> Tensor:
-        chunk = torch.arange(frames * self.cfg.geometry.tokens, device=device) // self._chunks(frames).step
+        chunk = torch.arange(frames * self.cfg.geometry.tokens, device=device)
+        chunk = chunk // (self.cfg.chunk * self.cfg.geometry.tokens)
         return chunk[:, None] >= chunk[None]
 
     def _prepare(self, control: ActionControl, frames: Tensor, past: Context | None, seen: Seen) -> Prepared:
@@ -301,10 +292,8 @@ class DiT(nn.Module):
         ends = torch.cat((first, x[:, self.cfg.chunk - 1 :: self.cfg.chunk]), 1)
         return (ends if after else ends[:, :-1]).repeat_interleave(self.cfg.chunk, 1)
 
-    def _run(
-        self, x: Tensor, t: Tensor, prepared: Prepared, keep: bool = False, anchors: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The velocity and, with `keep`, every layer's keys and values, which checkpointing could not free."""
+    def _embed(self, x: Tensor, t: Tensor, prepared: Prepared, anchors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What goes into the first block: tokens [B, F, n, D], embedding [B, F, D], modulation [B, F, 6, D]."""
         p = self.cfg.patch
         if self.cfg.anchor:
             x = torch.cat((x, self._anchors(x, prepared.last) if anchors is None else anchors), 2)
@@ -314,8 +303,25 @@ class DiT(nn.Module):
         e = self.time(flow.embed_time(t, self.cfg.time_width).to(h.dtype))
         e = e if prepared.action is None else e + prepared.action
         shared = self.shared(F.silu(e)).unflatten(-1, (6, -1))
-        shared = shared if prepared.modulation is None else shared + prepared.modulation
+        return h, e, shared if prepared.modulation is None else shared + prepared.modulation
 
+    @torch.no_grad()
+    def _features(self, x: Tensor, t: Tensor, prepared: Prepared, memory: MemoryConfig | None) -> Tensor | None:
+        """What a memory compares the frames x [B, F, ...] by, [B, F, D]; they are the first F that are prepared."""
+        if memory is None or not memory.compares:
+            return None
+        length, block = x.shape[1], self.blocks[0]
+        action, modulation = (
+            None if part is None else part[:, :length] for part in (prepared.action, prepared.modulation)
+        )
+        h, e, shared = self._embed(x, t, replace(prepared, action=action, modulation=modulation), None)
+        return mean_keys(cast(Block, block).keys(h, e, shared), self.cfg.geometry.tokens)
+
+    def _run(
+        self, x: Tensor, t: Tensor, prepared: Prepared, keep: bool = False, anchors: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The velocity and, with `keep`, every layer's keys and values, which checkpointing could not free."""
+        h, e, shared = self._embed(x, t, prepared, anchors)
         keys, values = [], []
         for i, block in enumerate(self.blocks):
             past = None if prepared.past is None else (prepared.past.keys[i], prepared.past.values[i])
@@ -332,6 +338,6 @@ class DiT(nn.Module):
 
         shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
         out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
-        rows, columns = self.cfg.grid
+        (rows, columns), p = self.cfg.grid, self.cfg.patch
         out = rearrange(out, "b f (i j) (c p q) -> b f c (i p) (j q)", i=rows, j=columns, p=p, q=p)
         return out, keys, values

@@ -107,6 +107,16 @@ class Block(nn.Module):
             m = m + self.up(F.silu(self.down(e))).unflatten(-1, (6, -1))
         return m.float().unbind(2)
 
+    def _projected(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values [B, F * n, h, D / h] before their norms."""
+        y = modulate(x, shift, scale, self.cfg.eps).flatten(1, 2)
+        return self.qkv(y).unflatten(-1, (3, self.cfg.heads, -1)).unbind(2)
+
+    def keys(self, x: Tensor, e: Tensor, shared: Tensor) -> Tensor:
+        """The keys (unrotated) [B, h, F * n, D / h] that `forward` makes."""
+        shift, scale, *_ = self.modulation(e, shared)
+        return self.norm_k(self._projected(x, shift, scale)[1]).transpose(1, 2)
+
     def forward(
         self,
         x: Tensor,
@@ -119,8 +129,7 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens x [B, F, n, D] -> the next x, and this layer's keys (unrotated) and values [B, h, F * n, D / h]."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(e, shared)
-        y = modulate(x, shift1, scale1, self.cfg.eps).flatten(1, 2)
-        q, k, v = self.qkv(y).unflatten(-1, (3, self.cfg.heads, -1)).unbind(2)
+        q, k, v = self._projected(x, shift1, scale1)
         q, k, v = self.norm_q(q).transpose(1, 2), self.norm_k(k).transpose(1, 2), v.transpose(1, 2)
         y = attend(rotate(q, rope, self.cfg.pairing), rotate(k, rope, self.cfg.pairing), v, past, seen)
         x = gated_residual(x, self.out(y.transpose(1, 2).flatten(2)).view_as(x), gate1)

@@ -1,7 +1,7 @@
 """Factorised 3-D rotary positions over (frame, row, column) of a latent grid."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldmodel.kernels.rope import Pairing, rotate
 
@@ -36,3 +36,14 @@ class Rope3D:
     def rotate(self, x: Tensor, frames: Tensor) -> Tensor:
         """x [..., B, h, F * n, D] rotated to frames [B, F]."""
         return rotate(x, self.table(frames), self.pairing)
+
+    def shift(self, x: Tensor, frames: Tensor) -> Tensor:
+        """Rotated x [..., B, h, F * n, D] moved in time by frames [B, F]; rows and columns stay."""
+        return rotate(x, self.shift_table(frames), self.pairing)
+
+    def shift_table(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of a move in time by frames [B, F] int64, two of [B, 1, F * n, D / 2] fp32."""
+        time = torch.remainder(self._angles(frames, self.parts[0]), 2 * torch.pi)
+        angle = nn.functional.pad(time, (0, (self.parts[1] + self.parts[2]) // 2))
+        angle = angle.repeat_interleave(self.grid[0] * self.grid[1], 1)[:, None]
+        return angle.cos().float(), angle.sin().float()

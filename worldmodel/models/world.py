@@ -43,16 +43,15 @@ class StreamConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.context_time < 1:  # NaN too
             raise UserError(f"stream.context_time must be in [0, 1), not {self.context_time}")
-        if isinstance(self.memory, WindowConfig) and self.memory.sink + self.memory.ring > LONGEST:
-            frames = self.memory.sink + self.memory.ring
-            raise UserError(f"stream.memory: sink and ring together are {frames} frames, at most {LONGEST} are held")
+        if (self.memory.capacity or 0) > LONGEST:
+            raise UserError(f"stream.memory holds {self.memory.capacity} frames, at most {LONGEST} are possible")
 
     def check(self, chunk: int) -> None:
-        """A window that cannot hold one chunk of `chunk` latent frames is a UserError."""
-        if isinstance(self.memory, WindowConfig) and self.memory.ring < chunk:
-            raise UserError(
-                f"stream.memory.ring is {self.memory.ring}: it must hold at least one chunk, model.chunk is {chunk}"
-            )
+        """A memory that cannot hold one chunk of `chunk` latent frames is a UserError."""
+        try:
+            self.memory.check(chunk)
+        except UserError as error:
+            raise UserError(f"stream.memory does not go with model.chunk {chunk}: {error}") from None
 
     def check_readable(self) -> None:
         """A memory or a sampler that a saved world could not name (AnyMemory, AnySampler) is a UserError."""

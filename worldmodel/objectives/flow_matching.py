@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from worldmodel import flow, noise
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
+from worldmodel.memory import MemoryConfig
 from worldmodel.models.dit import DiTConfig
 
 from .base import Objective, Update, check_number
@@ -52,16 +53,23 @@ class FlowMatching:
         check_number("flow matching: std", self.std, 0, 10)
         check_number("flow matching: context", self.context, 0, 1e6)
 
-    def build(self, model: nn.Module, config: DiTConfig, seed: int) -> "FlowMatchingObjective":
-        """model: the DiT of `config`, or a wrapper of it that forwards (mode, ...). seed: of the run."""
-        return FlowMatchingObjective(self, model, config.chunk, seed)
+    def build(
+        self, model: nn.Module, config: DiTConfig, seed: int, memory: MemoryConfig | None = None
+    ) -> "FlowMatchingObjective":
+        """model: the DiT of `config`, or a wrapper of it that forwards (mode, ...). seed: of the run.
+
+        memory: of the stream; chunks see of a clip what it would hold. None: all that is before them.
+        """
+        return FlowMatchingObjective(self, model, config.chunk, seed, memory)
 
 
 class FlowMatchingObjective(Objective):
     """One role, `model`, one update per step."""
 
-    def __init__(self, cfg: FlowMatching, model: nn.Module, chunk: int, seed: int) -> None:
-        self.cfg, self.chunk, self.seed = cfg, chunk, seed
+    def __init__(
+        self, cfg: FlowMatching, model: nn.Module, chunk: int, seed: int, memory: MemoryConfig | None = None
+    ) -> None:
+        self.cfg, self.chunk, self.seed, self.memory = cfg, chunk, seed, memory
         self.roles = {"model": model}
 
     def updates(self, clips: list[Clip[ActionControl]]) -> Iterator[Update]:
@@ -70,7 +78,7 @@ class FlowMatchingObjective(Objective):
     def validate(self, clip: Clip[ActionControl]) -> dict[str, Tensor]:
         """The teacher-forced loss at plain logit-normal times, whatever the training noise: comparable between runs."""
         cfg = FlowMatching(chunk_noise="teacher", drop=0.0, context=self.cfg.context)
-        held_out = FlowMatchingObjective(cfg, self.roles["model"], self.chunk, self.seed + VALIDATION)
+        held_out = FlowMatchingObjective(cfg, self.roles["model"], self.chunk, self.seed + VALIDATION, self.memory)
         with torch.no_grad():
             return {"loss": held_out.loss(clip)}
 
@@ -93,9 +101,9 @@ class FlowMatchingObjective(Objective):
         first = cfg.context * self.chunk
         if cfg.chunk_noise == "teacher":  # no chunk sees the last one's history, and context chunks are not made
             history = self._history(x[:, : -self.chunk], seed, frames[:, : -self.chunk])
-            v = self.roles["model"]("clip", x_t[:, first:], t[:, first:], control, history)
+            v = self.roles["model"]("clip", x_t[:, first:], t[:, first:], control, history, self.memory)
         else:
-            v = self.roles["model"]("clip", x_t, t, control, None)[:, first:]
+            v = self.roles["model"]("clip", x_t, t, control, None, self.memory)[:, first:]
         return (v.float() - flow.velocity(x, eps)[:, first:]).square().mean()
 
     def _history(self, x: Tensor, seed: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from worldmodel import noise
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.differentiable import Gradients, Take, dream, parallel, rehearse
 from worldmodel.errors import UserError
-from worldmodel.memory import FullConfig, Memory, MemoryConfig, WindowConfig
+from worldmodel.memory import Memory, MemoryConfig
 from worldmodel.models.dit import DiT
 from worldmodel.models.world import StreamConfig
 from worldmodel.rollout import replay, rollout, start
@@ -121,8 +121,6 @@ class Rollouts:
         self.solver: Solver = stream.sampler
         if cfg.gradients.memory == "full":
             raise UserError("training through a rollout keeps one chunk's graph; memory 'full' needs all of them")
-        longest = max(cfg.frames(self.model.chunk, step) for step, _ in cfg.lengths)
-        self.window = _window(stream.memory, longest) if cfg.gradients.memory == "replay" else None
 
     def first(self, clip: Clip[ActionControl], step: int, chunks: int) -> Made:
         """The first pass, from the clip's first frames under its recorded actions; no gradients.
@@ -148,7 +146,7 @@ class Rollouts:
         """The second pass: losses [] whose gradients sum to that of a loss with dL/dx `pulls` [B, K, ...] per chunk."""
         if self.cfg.gradients.memory == "replay":
             together = parallel(
-                self.model.model, made.context, made.control, self.solver, made.takes, self.window,
+                self.model.model, made.context, made.control, self.solver, made.takes, self.stream.memory,
                 self.stream.context_time,
             )  # fmt: skip
             yield (together * torch.cat(list(pulls), 1)).sum()
@@ -207,16 +205,3 @@ def check_lengths(
                 f"{type(objective).__name__} needs clips of {need} latent frames from step {step} on, data.length and "
                 f"data.curriculum give {have}"
             )
-
-
-def _window(memory: MemoryConfig, frames: int) -> int | None:
-    """How many frames a chunk sees before it, None for all."""
-    match memory:
-        case FullConfig():
-            return None
-        case WindowConfig(sink=0, ring=ring):
-            return ring
-        case WindowConfig(sink=sink, ring=ring) if frames <= sink + ring:
-            return None
-        case _:
-            raise UserError(f"gradients: memory 'replay' cannot follow {memory} over {frames} frames")

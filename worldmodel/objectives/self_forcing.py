@@ -123,11 +123,12 @@ class SelfForcingObjective(Objective):
         return t.expand(made.x.shape[:2]), noise.normal(made.seed, frames, draw, tuple(made.x.shape[2:]))
 
     def _velocity(self, model: nn.Module, made: Made, x_t: Tensor, t: Tensor, drop: bool = False) -> Tensor:
-        """Of all chunks, each with the clean ones before it as history."""
+        """Of all chunks, each with the clean ones before it as history, as far as the stream's memory holds them."""
         x = torch.cat((made.context.x, made.x.detach()), 1)[:, : -made.takes[-1].x.shape[1]]
         whole = made.context.control.join(made.control)
         rows = torch.full((x.shape[0],), drop, device=x.device)
-        return model("clip", x_t, t, whole, (x, torch.zeros(x.shape[:2], device=x.device)), None, rows)
+        history = (x, torch.zeros(x.shape[:2], device=x.device))
+        return model("clip", x_t, t, whole, history, self.rollouts.stream.memory, rows)
 
     def validate(self, clip: Clip[ActionControl]) -> dict[str, Tensor]:
         """Mean absolute difference of the scores on rollouts of held-out clips: 0 where critic and teacher agree."""

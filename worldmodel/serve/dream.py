@@ -17,7 +17,6 @@ from worldmodel.actions import zero_action
 from worldmodel.chunk import ActionControl, Chunk, Clip
 from worldmodel.clock import clock
 from worldmodel.errors import UserError
-from worldmodel.memory import WindowConfig
 from worldmodel.models.tokenizer import DecodeState
 from worldmodel.models.world import WorldModel
 from worldmodel.noise import row_seed
@@ -159,8 +158,8 @@ def advance(world: WorldModel, sampler: AnySampler, action: Tensor, dream: Dream
 
 def remembered(world: WorldModel, dream: Dream) -> int:
     """How many latent frames the memory holds."""
-    made, memory = int(dream.state.frame[0]), world.stream.memory
-    return min(made, memory.sink + memory.ring) if isinstance(memory, WindowConfig) else made
+    made, capacity = int(dream.state.frame[0]), world.stream.memory.capacity
+    return made if capacity is None else min(made, capacity)
 
 
 def _rebuilt(world: WorldModel, dream: Dream) -> Dream:
