@@ -1,4 +1,4 @@
-"""The commands that measure a model on recordings: `worldmodel evaluate drift | compare | actions | latency`."""
+"""The commands that measure a model on recordings: `evaluate drift | compare | context | actions | latency`."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -12,6 +12,9 @@ import torch
 from worldmodel.datasets.held_out import held_out
 from worldmodel.evaluate.actions import evaluate_actions
 from worldmodel.evaluate.compare import CompareSettings, evaluate_compare, parse_arms
+from worldmodel.evaluate.context.arms import arms_of, overrides
+from worldmodel.evaluate.context.bench import ContextSettings
+from worldmodel.evaluate.context.evaluate import evaluate_context
 from worldmodel.evaluate.drift import evaluate_drift
 from worldmodel.evaluate.latency import evaluate_latency
 from worldmodel.evaluate.probe import WINDOW
@@ -119,6 +122,63 @@ def compare(
     if out is not None:
         write_pictures(found, out, "compare_start")
     return _finish(replace(found, command=command), "compare", out, json)
+
+
+def context(
+    models: tuple[str, ...],
+    data: Path,
+    out: Path | None = None,
+    json: Path | None = None,
+    memory: tuple[str, ...] = (),
+    camera: str | None = None,
+    horizons: tuple[int, ...] = (8, 16, 32, 64, 96, 128),
+    visits: int = 24,
+    lead: int | None = 64,
+    views: int = 4,
+    rivals: int = 15,
+    measures: tuple[str, ...] = ("lite0", "psnr"),
+    place: float = 0.02,
+    heading: float = 1.0,
+    seeds: tuple[int, ...] = (0,),
+    device: str = "cpu",
+    threads: int = 1,
+) -> int:
+    """How long a model remembers what it saw: it turns away from a view, comes back, and what it draws is compared.
+
+    Example: worldmodel evaluate context runs/maze --data runs/data/maze_revisit --out reports/context
+
+    One folder is one model; NAME=FOLDER,FOLDER,... are arms with a folder per training seed, the first is the baseline.
+    --data: recordings with visits that no model was trained on (worldmodel collect maze --policy revisit). A model gets
+    --lead real frames up to the end of a look (None: all of the episode so far) and goes on by itself under the
+    recorded actions. At most --visits are taken of each of --horizons (frames out of sight). Effective context is the
+    horizon at which half of the score at the shortest one is lost, by the first of --measures (psnr, or encoders).
+    --memory '{"type": "WindowConfig", "sink": 2, "ring": 10}' replaces the memory of every model, NAME={...} that of an
+    arm. --place and --heading: poses that count as the same, in the unit of the recorded x and y, and in degrees.
+    """
+    command = _command(context, locals())
+    check_range(2, visits=visits)
+    check_range(1, lead=lead, views=views, rivals=rivals)
+    check_seeds(seeds=seeds)
+    arms = arms_of(models)
+    memories = overrides(memory, arms)
+
+    def open_world(folder: str) -> WorldModel:
+        return _load(Path(folder), device, threads)
+
+    found = evaluate_context(
+        arms,
+        held_out(data, open_world(arms[0].folders[0]), camera),
+        settings=ContextSettings(
+            horizons=horizons, lead=lead, visits=visits, views=views, rivals=rivals, seeds=seeds, place=place,
+            heading=heading,
+        ),
+        measures=measures,
+        memories=memories,
+        open_world=open_world,
+    )  # fmt: skip
+    if out is not None:
+        write_pictures(found, out, "visits")
+    return _finish(replace(found, command=command), "context", out, json)
 
 
 def actions(

@@ -43,6 +43,7 @@ COMMANDS = {
     "rollout": Command(HERE, "rollout", ("checkpoint",), "long generation to a video"),
     "evaluate drift": Command(EVALUATE, "drift", ("checkpoint",), "how pictures change as a rollout gets long"),
     "evaluate compare": Command(EVALUATE, "compare", ("arms",), "drift of several ways to train, over seeds"),
+    "evaluate context": Command(EVALUATE, "context", ("models",), "how long it remembers what it has seen"),
     "evaluate actions": Command(EVALUATE, "actions", ("checkpoint",), "does the video follow its actions?"),
     "evaluate latency": Command(EVALUATE, "latency", ("checkpoint",), "frames per second, early and late"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),

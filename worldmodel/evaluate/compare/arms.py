@@ -23,8 +23,8 @@ class Arm:
     folders: tuple[str, ...]
 
 
-def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
-    """ "NAME=FOLDER,FOLDER,..." each; the first is the baseline. What is not of this form is a UserError."""
+def parse_arms(texts: Sequence[str], least: int = 2) -> tuple[Arm, ...]:
+    """ "NAME=FOLDER,FOLDER,..." each; the first is the baseline. Another form, or fewer than `least`, is a UserError."""
     arms: list[Arm] = []
     for text in texts:
         name, sign, rest = text.partition("=")
@@ -36,7 +36,7 @@ def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
         if name.strip() in [arm.name for arm in arms]:
             raise UserError(f"arm '{name.strip()}' is named twice")
         arms.append(Arm(name.strip(), folders))
-    if len(arms) < 2:
+    if len(arms) < least:
         raise UserError("a comparison needs two arms or more, the baseline first")
     return tuple(arms)
 
