@@ -12,6 +12,7 @@ from torch import nn
 
 from worldmodel.kernels.attention import Span
 from worldmodel.memory import MemoryConfig
+from worldmodel.models.clip_view import view_clip
 from worldmodel.models.dit import DiT
 from worldmodel.models.layers import Block
 from worldmodel.models.lora import LoraLinear
@@ -49,15 +50,12 @@ class Shapes:
         """Frames that the model sees, F."""
         return (self.history or 0) + self.made
 
-    @property
-    def clip(self) -> tuple[int, int, int | None, MemoryConfig | None]:
-        """What `DiT.spans` asks for."""
-        return self.frames, self.made, self.history, self.memory
-
     def spans(self, model: DiT) -> tuple[Span, ...]:
         """Which keys the queries of a row look at; a memory's frames come first, in places that may be empty yet."""
         if self.past is None:
-            return model.spans(*self.clip)
+            cfg = model.cfg
+            view = view_clip(cfg.geometry, cfg.chunk, model.rope, self.memory, self.frames, self.made, self.history)
+            return view.spans
         n = model.cfg.geometry.tokens
         start, end = self.past * n, (self.past + self.made) * n
         return (Span(queries=(0, self.made * n), keys=((0, start), (start, end))),)

@@ -1,17 +1,18 @@
 """What a stream remembers: values behind one protocol."""
 
-from .base import Context, Geometry, Held, Memory, MemoryConfig, Reach, Rotation
+from .base import Context, FastGeometry, Geometry, Held, Memory, MemoryConfig, Reach, Rotation
 from .full import FullConfig, FullMemory
+from .lact import LactConfig, LactMemory
 from .last_frame import LastFrameConfig, LastFrameMemory
 from .retrieval import RetrievalConfig
 from .slow_fast import SlowFastConfig, SlowFastMemory, mean_keys
 from .window import WindowConfig, WindowMemory
 
-AnyMemory = FullConfig | WindowConfig | SlowFastConfig | RetrievalConfig
+AnyMemory = FullConfig | WindowConfig | SlowFastConfig | RetrievalConfig | LactConfig
 """The memories that a saved world and a snapshot may name: what can be read back."""
 
 __all__ = [
-    "AnyMemory", "Context", "FullConfig", "FullMemory", "Geometry", "Held", "LastFrameConfig", "LastFrameMemory",
-    "Memory", "MemoryConfig", "Reach", "RetrievalConfig", "Rotation", "SlowFastConfig", "SlowFastMemory",
-    "WindowConfig", "WindowMemory", "mean_keys",
+    "AnyMemory", "Context", "FastGeometry", "FullConfig", "FullMemory", "Geometry", "Held", "LactConfig",
+    "LactMemory", "LastFrameConfig", "LastFrameMemory", "Memory", "MemoryConfig", "Reach", "RetrievalConfig",
+    "Rotation", "SlowFastConfig", "SlowFastMemory", "WindowConfig", "WindowMemory", "mean_keys",
 ]  # fmt: skip

@@ -9,6 +9,18 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from worldmodel.kernels.fast_weight import FastWeights
+
+
+@dataclass(frozen=True, slots=True)
+class FastGeometry:
+    """Of a model's fast weights, in each layer."""
+
+    groups: int
+    hidden: int
+    width: int
+    momentum: bool
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -18,6 +30,7 @@ class Geometry:
     heads: int
     head_dim: int
     tokens: int  # tokens of one frame
+    fast: FastGeometry | None = None
 
 
 class Rotation(Protocol):
@@ -34,11 +47,12 @@ class Rotation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What attention reads for one chunk: rotated keys, values, and which tokens are there."""
+    """What one chunk reads: rotated keys, values, which tokens are there; what was added to fast weights."""
 
     keys: Tensor  # [L, B, h, N, D]
     values: Tensor  # [L, B, h, N, D]
     valid: Tensor  # [B, N] bool
+    fast: FastWeights | None = None  # [L, B, G, ...]
 
 
 @dataclass(frozen=True, slots=True)

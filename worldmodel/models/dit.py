@@ -20,13 +20,16 @@ from torch.utils.checkpoint import checkpoint
 from worldmodel import flow
 from worldmodel.chunk import ActionControl, Chunk
 from worldmodel.errors import UserError
-from worldmodel.kernels.attention import Seen, Span
+from worldmodel.kernels.attention import Seen
+from worldmodel.kernels.fast_weight import FastWeights
 from worldmodel.kernels.modulate import modulate
 from worldmodel.kernels.rope import Pairing
-from worldmodel.memory import Context, FullConfig, Geometry, Memory, MemoryConfig, mean_keys
+from worldmodel.memory import Context, FastGeometry, Geometry, LactConfig, LactMemory, Memory, MemoryConfig, mean_keys
+from worldmodel.memory.lact import Written
 from worldmodel.state import State
 
-from .clip_spans import clip_spans
+from .clip_view import ClipView, check_chunks, view_clip
+from .fast_layer import FastConfig, FastLayer, Turn
 from .layers import Block, BlockConfig, QKNorm
 from .rope import Rope3D
 
@@ -41,7 +44,7 @@ class DiTConfig:
     modulation residual, 0 for none. learned_position adds a learned embedding per token of the grid. anchor: the newest
     finished frame before a chunk is a second input of each of its frames, concatenated to the noisy one, as DIAMOND
     (2405.12399) and image-to-video models concatenate their context; a small model learns to move it much sooner than
-    to find it through attention.
+    to find it through attention. fast: fast weights beside attention, which need a lact memory.
     """
 
     channels: int
@@ -60,6 +63,7 @@ class DiTConfig:
     time_width: int = 256
     learned_position: bool = True
     anchor: bool = False
+    fast: FastConfig | None = None
     qk_norm: QKNorm = "head"
     pairing: Pairing = "half"
     theta: float = 10000.0
@@ -78,6 +82,8 @@ class DiTConfig:
             raise UserError(f"DiT: a latent of {h} x {w} does not cut into patches of {self.patch} x {self.patch}")
         if self.dim % self.heads or (self.dim // self.heads) % 2:
             raise UserError(f"DiT: width {self.dim} does not cut into {self.heads} heads of even width")
+        if self.fast is not None:
+            self.fast.sizes(self.dim)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -85,7 +91,8 @@ class DiTConfig:
 
     @property
     def geometry(self) -> Geometry:
-        return Geometry(self.depth, self.heads, self.dim // self.heads, self.grid[0] * self.grid[1])
+        fast = None if self.fast is None else FastGeometry(*self.fast.sizes(self.dim), self.fast.momentum)
+        return Geometry(self.depth, self.heads, self.dim // self.heads, self.grid[0] * self.grid[1], fast)
 
     def build(self) -> "DiT":
         return DiT(self)
@@ -102,6 +109,7 @@ class Prepared:
     seen: Seen  # which of [past, frames] every token looks at
     text: tuple[tuple[Tensor, Tensor], ...] | None  # per layer
     last: Tensor | None = None  # [B, C, H, W] the frame before the first
+    turns: tuple[Turn, ...] | None = None  # of a clip's chunks, with fast weights
 
 
 class DiT(nn.Module):
@@ -112,7 +120,7 @@ class DiT(nn.Module):
         self.cfg, self.checkpointing = cfg, False
         block = BlockConfig(
             dim=cfg.dim, heads=cfg.heads, hidden=cfg.hidden, mlp=cfg.mlp, qk_norm=cfg.qk_norm, pairing=cfg.pairing,
-            text=cfg.text > 0, rank=cfg.rank, eps=cfg.eps,
+            text=cfg.text > 0, rank=cfg.rank, fast=cfg.fast, eps=cfg.eps,
         )  # fmt: skip
         self.patch_in = nn.Linear(cfg.channels * cfg.patch**2 * (2 if cfg.anchor else 1), cfg.dim)
         if cfg.learned_position:
@@ -168,7 +176,12 @@ class DiT(nn.Module):
                 return self.clip(*args)
 
     def empty_memory(self, config: Any, batch: int) -> Memory:
-        """A memory of the given policy (a MemoryConfig) for `batch` rows, on this model's device."""
+        """A memory of the given policy (a MemoryConfig) for `batch` rows, on this model's device.
+
+        UserError where only one of model and memory has fast weights.
+        """
+        if self.cfg.fast is not None and not isinstance(config, LactConfig):
+            raise UserError(f"a model with fast weights (model.fast) needs a LactConfig as its memory, not {config}")
         return config.empty(self.cfg.geometry, batch, self.patch_in.weight)
 
     def prepare(self, control: ActionControl, state: State) -> Prepared:
@@ -200,10 +213,13 @@ class DiT(nn.Module):
         """
         prepared = self.prepare(chunk.control, state)
         t = torch.full(chunk.x.shape[:2], time, device=chunk.x.device)
-        _, keys, values = self._run(chunk.x, t, prepared, keep=True)
+        _, keys, values, written = self._run(chunk.x, t, prepared, keep=True)
         order = torch.arange(chunk.x.shape[1], device=chunk.x.device)
         keep = (order < chunk.executed[:, None]) & state.active[:, None]
-        return state.memory.append(torch.stack(keys), torch.stack(values), chunk.start, keep, self.rope)
+        memory = state.memory.append(torch.stack(keys), torch.stack(values), chunk.start, keep, self.rope)
+        if isinstance(memory, LactMemory) and self.cfg.fast is not None:
+            memory = memory.learn(self._initial(), _stack(written), keep, self.cfg.fast.muon)
+        return memory
 
     def clip(
         self,
@@ -229,8 +245,8 @@ class DiT(nn.Module):
         frames = order.expand(x_t.shape[0], -1)
         if history is None:
             prepared = self._prepare(control, frames, None, None)
-            seen = self.spans(length, made, None, memory, self._features(x_t, t, prepared, memory))
-            return self._run(x_t, t, replace(prepared, seen=seen))[0]
+            seen = self._clip_view(memory, length, made, None, self._features(x_t, t, prepared, memory))
+            return self._run(x_t, t, replace(prepared, seen=seen.spans, turns=seen.turns))[0]
         past = history[0].shape[1]
         both = torch.cat((order[:past], order[length - made :]))
         now = control.frames(length - made, length)
@@ -238,36 +254,21 @@ class DiT(nn.Module):
         twice = first.join(now if drop is None else now.drop(drop))
         prepared = self._prepare(twice, frames[:, both], None, None)
         before = self._anchors(history[0], None), self._anchors(history[0], None, after=True)[:, length - made : length]
-        seen = self.spans(length, made, past, memory, self._features(*history, prepared, memory))
+        seen = self._clip_view(memory, length, made, past, self._features(*history, prepared, memory))
+        prepared = replace(prepared, seen=seen.spans, turns=seen.turns)
         x = torch.cat((history[0], x_t), 1)
-        v = self._run(x, torch.cat((history[1], t), 1), replace(prepared, seen=seen), anchors=torch.cat(before, 1))[0]
-        return v[:, past:]
-
-    def spans(
-        self, length: int, made: int, past: int | None = None, memory: MemoryConfig | None = None,
-        features: Tensor | None = None,
-    ) -> tuple[Span, ...]:  # fmt: skip
-        """What every token of `clip` looks at: a clip of `length` frames, its last `made` of them noisy.
-
-        past: frames of the history, the clip's first; None where there is none, and made = length. features: what the
-        memory compares frames by; None for a memory that does not, or where only the number of keys matters.
-        """
-        for frames in (length, made, past or 0):
-            if frames % self.cfg.chunk:
-                raise ValueError(f"{frames} frames are no multiple of the chunk of {self.cfg.chunk}")
-        g, starts = self.cfg.geometry, range(0, length, self.cfg.chunk)
-        if features is None:
-            features = torch.zeros(1, length, g.heads * g.head_dim, device=self.patch_in.weight.device)
-        reaches = (FullConfig() if memory is None else memory).reach(starts, features)
-        return clip_spans(reaches, self.cfg.chunk, g.tokens, self.rope, made, past)
+        return self._run(x, torch.cat((history[1], t), 1), prepared, anchors=torch.cat(before, 1))[0][:, past:]
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _initial(self) -> FastWeights:
+        """The initial fast weights of all layers, [L, 1, G, ...]."""
+        layers = [cast(FastLayer, cast(Block, block).fast).initial for block in self.blocks]
+        return FastWeights(*(torch.stack(each)[:, None] for each in zip(*layers, strict=True)))
+
     def _block_causal(self, frames: int, device: torch.device) -> Tensor:
-        if frames % self.cfg.chunk:
-            raise ValueError(f"{frames} frames are no multiple of the chunk of {self.cfg.chunk}")
-        chunk = torch.arange(frames * self.cfg.geometry.tokens, device=device)
-        chunk = chunk // (self.cfg.chunk * self.cfg.geometry.tokens)
+        size = check_chunks(frames, self.cfg.chunk) * self.cfg.geometry.tokens
+        chunk = torch.arange(frames * self.cfg.geometry.tokens, device=device) // size
         return chunk[:, None] >= chunk[None]
 
     def _prepare(self, control: ActionControl, frames: Tensor, past: Context | None, seen: Seen) -> Prepared:
@@ -305,11 +306,16 @@ class DiT(nn.Module):
         shared = self.shared(F.silu(e)).unflatten(-1, (6, -1))
         return h, e, shared if prepared.modulation is None else shared + prepared.modulation
 
+    def _clip_view(
+        self, memory: MemoryConfig | None, length: int, made: int, past: int | None, features: Tensor
+    ) -> ClipView:
+        return view_clip(self.cfg.geometry, self.cfg.chunk, self.rope, memory, length, made, past, features)
+
     @torch.no_grad()
-    def _features(self, x: Tensor, t: Tensor, prepared: Prepared, memory: MemoryConfig | None) -> Tensor | None:
+    def _features(self, x: Tensor, t: Tensor, prepared: Prepared, memory: MemoryConfig | None) -> Tensor:
         """What a memory compares the frames x [B, F, ...] by, [B, F, D]; they are the first F that are prepared."""
         if memory is None or not memory.compares:
-            return None
+            return x.new_zeros(1, x.shape[1], self.cfg.dim)
         length, block = x.shape[1], self.blocks[0]
         action, modulation = (
             None if part is None else part[:, :length] for part in (prepared.action, prepared.modulation)
@@ -319,25 +325,36 @@ class DiT(nn.Module):
 
     def _run(
         self, x: Tensor, t: Tensor, prepared: Prepared, keep: bool = False, anchors: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The velocity and, with `keep`, every layer's keys and values, which checkpointing could not free."""
+    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Written]]:
+        """The velocity and, with `keep`, what every layer has for the memory, which checkpointing could not free."""
         h, e, shared = self._embed(x, t, prepared, anchors)
-        keys, values = [], []
+        keys, values, written = [], [], []
         for i, block in enumerate(self.blocks):
             past = None if prepared.past is None else (prepared.past.keys[i], prepared.past.values[i])
             text = None if prepared.text is None else prepared.text[i]
-            args = (h, e, shared, prepared.rope, past, prepared.seen, text)
+            fast = prepared.turns
+            if prepared.past is not None and prepared.past.fast is not None:
+                fast = FastWeights(*(w[i] for w in prepared.past.fast))
+            args = (h, e, shared, prepared.rope, past, prepared.seen, text, fast)
             if self.checkpointing and torch.is_grad_enabled():
                 made: Any = checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)  # draws nothing
-                h, k, v = made
+                h, k, v, w = made
             else:
-                h, k, v = block(*args)
+                h, k, v, w = block(*args)
             if keep:
                 keys.append(k)
                 values.append(v)
+                written.append(w)
 
         shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
         out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
         (rows, columns), p = self.cfg.grid, self.cfg.patch
         out = rearrange(out, "b f (i j) (c p q) -> b f c (i p) (j q)", i=rows, j=columns, p=p, q=p)
-        return out, keys, values
+        return out, keys, values, written
+
+
+def _stack(layers: list[Written]) -> Written:
+    """What all layers write, with L in front."""
+    keys, values, rates = (torch.stack([getattr(w, part) for w in layers]) for part in ("keys", "values", "rates"))
+    beta = [w.beta for w in layers if w.beta is not None]
+    return Written(keys, values, rates, torch.stack(beta) if beta else None)

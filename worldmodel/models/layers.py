@@ -8,8 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from worldmodel.kernels.attention import Seen, attend
+from worldmodel.kernels.fast_weight import FastWeights
 from worldmodel.kernels.modulate import gated_residual, modulate
 from worldmodel.kernels.rope import Pairing, rotate
+from worldmodel.memory.lact import Written
+
+from .fast_layer import FastConfig, FastLayer, Turn
 
 QKNorm = Literal["head", "across_heads"]
 
@@ -26,6 +30,7 @@ class BlockConfig:
     pairing: Pairing = "half"
     text: bool = False
     rank: int = 0
+    fast: FastConfig | None = None
     eps: float = 1e-6
 
 
@@ -81,7 +86,7 @@ class CrossAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """AdaLN-Zero transformer block: self-attention over [past, frames], optional text, MLP.
+    """AdaLN-Zero transformer block: self-attention over [past, frames], optional fast weights and text, MLP.
 
     Modulation of layer l is M_shared(e) + b_l + W_up silu(W_down e) (MiniWorld, 2608.01127): `table` is b_l, which is
     also Wan's scale_shift_table, and the low-rank residual starts at zero.
@@ -92,6 +97,7 @@ class Block(nn.Module):
         self.cfg = cfg
         self.qkv, self.out = nn.Linear(cfg.dim, 3 * cfg.dim), nn.Linear(cfg.dim, cfg.dim)
         self.norm_q, self.norm_k = QKRMSNorm(cfg), QKRMSNorm(cfg)
+        self.fast = None if cfg.fast is None else FastLayer(cfg.fast, cfg.dim, cfg.eps)
         self.cross = CrossAttention(cfg) if cfg.text else None
         self.mlp = Mlp(cfg)
         self.table = nn.Parameter(torch.zeros(6, cfg.dim))
@@ -107,15 +113,16 @@ class Block(nn.Module):
             m = m + self.up(F.silu(self.down(e))).unflatten(-1, (6, -1))
         return m.float().unbind(2)
 
-    def _projected(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values [B, F * n, h, D / h] before their norms."""
+    def _projected(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The attention's input [B, F * n, D], and its queries, keys (normed) and values [B, h, F * n, D / h]."""
         y = modulate(x, shift, scale, self.cfg.eps).flatten(1, 2)
-        return self.qkv(y).unflatten(-1, (3, self.cfg.heads, -1)).unbind(2)
+        q, k, v = self.qkv(y).unflatten(-1, (3, self.cfg.heads, -1)).unbind(2)
+        return y, self.norm_q(q).transpose(1, 2), self.norm_k(k).transpose(1, 2), v.transpose(1, 2)
 
     def keys(self, x: Tensor, e: Tensor, shared: Tensor) -> Tensor:
         """The keys (unrotated) [B, h, F * n, D / h] that `forward` makes."""
         shift, scale, *_ = self.modulation(e, shared)
-        return self.norm_k(self._projected(x, shift, scale)[1]).transpose(1, 2)
+        return self._projected(x, shift, scale)[2]
 
     def forward(
         self,
@@ -126,16 +133,25 @@ class Block(nn.Module):
         past: tuple[Tensor, Tensor] | None,
         seen: Seen,
         text: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens x [B, F, n, D] -> the next x, and this layer's keys (unrotated) and values [B, h, F * n, D / h]."""
+        fast: FastWeights | tuple[Turn, ...] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Written | None]:
+        """Tokens x [B, F, n, D] -> the next x; for the memory, keys (unrotated) and values [B, h, F * n, D / h], and what
+        is to be written into fast weights.
+
+        fast: what a memory has added to the fast weights, or the turns of a clip's chunks; None without fast weights.
+        """
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(e, shared)
-        q, k, v = self._projected(x, shift1, scale1)
-        q, k, v = self.norm_q(q).transpose(1, 2), self.norm_k(k).transpose(1, 2), v.transpose(1, 2)
-        y = attend(rotate(q, rope, self.cfg.pairing), rotate(k, rope, self.cfg.pairing), v, past, seen)
-        x = gated_residual(x, self.out(y.transpose(1, 2).flatten(2)).view_as(x), gate1)
+        y, q, k, v = self._projected(x, shift1, scale1)
+        found = attend(rotate(q, rope, self.cfg.pairing), rotate(k, rope, self.cfg.pairing), v, past, seen)
+        found, written = found.transpose(1, 2).flatten(2), None
+        if self.fast is not None:
+            asked, written = self.fast.asked(q), self.fast.written(y, k, v)
+            read = self.fast.sweep(asked, written, fast) if isinstance(fast, tuple) else self.fast.read(asked, fast)
+            found = found + self.fast.out(read).to(found.dtype)
+        x = gated_residual(x, self.out(found).view_as(x), gate1)
         if self.cross is not None:
             if text is None:
                 raise ValueError("this model was built with text cross-attention: its control must carry text")
             x = x + self.cross(x.flatten(1, 2), text).view_as(x)
         x = gated_residual(x, self.mlp(modulate(x, shift2, scale2, self.cfg.eps)), gate2)
-        return x, k, v
+        return x, k, v, written
