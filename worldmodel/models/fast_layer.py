@@ -93,7 +93,7 @@ class FastLayer(nn.Module):
         )  # fmt: skip
 
     def read(self, q: Tensor, added: FastWeights | None) -> Tensor:
-        """What queries [B, G, N, D] read where a stream has added [P, G, ...] (None: nothing); row b reads row b mod P."""
+        """What queries [B, G, N, D] read; row b where a stream has added row b mod P of [P, G, ...], or nothing."""
         if added is None:
             return read(self.initial, q)
         rows = q.unflatten(0, (-1, added.w0.shape[0]))
