@@ -131,7 +131,7 @@ def context(
     json: Path | None = None,
     memory: tuple[str, ...] = (),
     camera: str | None = None,
-    horizons: tuple[int, ...] = (8, 16, 32, 64, 96, 128),
+    horizons: tuple[int, ...] = (4, 8, 16, 32, 64, 96, 128),
     visits: int = 24,
     lead: int | None = 64,
     views: int = 4,

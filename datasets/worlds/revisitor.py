@@ -18,7 +18,7 @@ Course = Generator[Action, Observation, Observation]
 
 
 class Revisitor:
-    """Explores, stops somewhere, and looks at what is there; then turns away for 8 to 128 frames, and back.
+    """Explores, stops somewhere, and looks at what is there; then turns away for 4 to 128 frames, and back.
 
     The body rests at one place all the while, so the view that it comes back to is the one it left, to the 16 bits of
     the engine's angle. It reads ``state`` (x, y, angle in its first three entries) and ``clearance`` [beams].

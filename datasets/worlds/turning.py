@@ -2,7 +2,7 @@
 
 import numpy as np
 
-HORIZONS = (8, 16, 32, 64, 96, 128)
+HORIZONS = (4, 8, 16, 32, 64, 96, 128)
 """Frames out of sight that such policies choose from."""
 
 APART = 91.0  # degrees from the view at which nothing of it is seen: cameras here have fields of view of up to 90

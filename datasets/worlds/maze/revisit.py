@@ -28,8 +28,8 @@ class Revisitor:
     """One visit after another, each row by itself.
 
     Explores for a second or so, walks to a spot from which a landmark is in good view, looks at it for 8 to 16 frames,
-    turns away and stays away for 8, 16, 32, 64, 96 or 128 frames in which nothing of the landmark is seen, turning and
-    walking, some times through a door; comes back to the same pose within 2 cm and 1 degree and looks again.
+    turns away and stays away for 4, 8, 16, 32, 64, 96 or 128 frames in which nothing of the landmark is seen, turning
+    and walking, some times through a door; comes back to the same pose within 2 cm and 1 degree and looks again.
 
     It knows the map, as `explore` does, and x, y, angle from ``state``.
     """

@@ -87,3 +87,14 @@ def test_bootstrap_covers_the_truth_and_pairs_visits():
     assert apart.over_starts is not None
     assert apart.over_starts[0] > 0
     np.testing.assert_allclose(made.curves.mean(0), made.band() @ np.array([0.5, 0.5]), atol=0.02)
+
+
+def test_a_common_level_does_not_flatter_who_had_nothing_to_lose():
+    strong, weak = [1, 0.9, 0.6, 0.4, 0.2, 0.1], [0.2, 0.19, 0.18, 0.17, 0.16, 0.15]
+    assert found(strong)[0] < found(weak)[0]
+    value, at_least = effective_context(FRAMES, np.array([strong, weak]), 0.5)
+    np.testing.assert_allclose(value, [48, 0])
+    assert not at_least.any()
+    value, at_least = effective_context(FRAMES, np.array([strong, weak]), 0.1)
+    np.testing.assert_allclose(value, [128, 128])
+    assert at_least.all()

@@ -92,6 +92,11 @@ def test_arms_are_compared_seed_by_seed(report, values):
     assert "short/effective_context_frames_difference" not in values
     assert "none/effective_context_frames/seed0" not in values
     assert values["long/score_mean"] == pytest.approx(1)
+    assert values["common_level"] == pytest.approx(0.5)
+    assert values["long/common_context_frames"] == 32
+    assert values["none/common_context_frames"] == 0
+    assert values["short/common_context_frames/seed0"] == pytest.approx(20, abs=0.2)
+    assert values["none/common_context_frames_difference"] == -values["short/common_context_frames/seed0"]
     assert report.metrics["none/effective_context_frames_difference"].n == 24  # of one seed: over visits
 
 

@@ -28,7 +28,7 @@ class ContextSettings:
     place, heading: of poses that count as the same, in the unit of x and y, and in degrees.
     """
 
-    horizons: tuple[int, ...] = (8, 16, 32, 64, 96, 128)
+    horizons: tuple[int, ...] = (4, 8, 16, 32, 64, 96, 128)
     lead: int | None = 64
     visits: int = 24
     views: int = 4

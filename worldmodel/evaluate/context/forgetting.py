@@ -5,6 +5,9 @@ score at the shortest horizon is lost: the first crossing of that level, interpo
 straight line. A curve that never falls below it has kept its memory for at least the longest horizon; one that is not
 above 0 at the shortest has none, and 0 frames.
 
+A model that has lost nearly everything at the shortest horizon has little left to lose, and so a long effective
+context: arms are therefore also compared at one level for all, half of the best score of any arm at that horizon.
+
 Letters: k training seeds, V visits, H horizons, R resamples.
 """
 
@@ -46,16 +49,19 @@ class Horizons:
         return np.stack(drawn, -1)
 
 
-def effective_context(frames: Floats, curve: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Effective context in frames [...] of curves [..., H] over horizons [H], and whether it is only a lower bound."""
-    level = curve[..., :1] / 2
-    lost = curve < level
-    lost[..., 0] = curve[..., 0] <= 0  # nothing was remembered even at the shortest horizon
+def effective_context(frames: Floats, curve: Floats, level: float | None = None) -> tuple[Floats, NDArray[np.bool_]]:
+    """Effective context in frames [...] of curves [..., H] over horizons [H], and whether it is only a lower bound.
+
+    level: the score below which a view counts as lost; None for half of each curve's first score.
+    """
+    levels = curve[..., :1] / 2 if level is None else np.full_like(curve[..., :1], level)
+    lost = curve < levels
+    lost[..., 0] |= curve[..., 0] <= 0  # nothing was remembered even at the shortest horizon
     after = lost.argmax(-1)
     before = np.maximum(after - 1, 0)
     high, low = (np.take_along_axis(curve, at[..., None], -1)[..., 0] for at in (before, after))
     fall = np.where(high > low, high - low, 1.0)
-    crossing = frames[before] + (frames[after] - frames[before]) * (high - level[..., 0]) / fall
+    crossing = frames[before] + (frames[after] - frames[before]) * (high - levels[..., 0]) / fall
     kept = np.logical_not(np.any(lost, axis=-1))
     found = np.where(lost[..., 0], 0.0, np.where(kept, frames[-1], crossing))
     return found, np.asarray(kept)
@@ -90,6 +96,12 @@ class Forgetting:
     scores: Floats
     effective: Reading
     at_least: NDArray[np.bool_]
+
+    def above(self, level: float) -> tuple[Reading, NDArray[np.bool_]]:
+        """Frames until the score falls below a level that is the same for all arms, and of which seeds it never did."""
+        values, at_least = effective_context(self.horizons.frames, self.curves, level)
+        others, _ = effective_context(self.horizons.frames, self.horizons.resampled(self.scores), level)
+        return Reading(values, others), at_least
 
     @property
     def curves(self) -> Floats:

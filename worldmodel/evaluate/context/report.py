@@ -32,11 +32,13 @@ def report_of(
 ) -> Report:
     """Of measures x arms. unclear: visits that were left out because nothing could be told of them."""
     metrics: dict[str, Metric] = {}
-    figures, tables = [], []
+    figures, tables, several = [], [], len(arms) > 1
     for number, (scale, found) in enumerate(zip(scales, forgot, strict=True)):
         suffix = f"__{scale.measure.name}" if number else ""
         for arm, each in zip(arms, found, strict=True):
             metrics |= _metrics(bench, arm, each, found[0], arm is not arms[0], suffix)
+        if several:
+            metrics |= _common_metrics(bench, arms, found, suffix)
         metrics[f"retrieval_chance{suffix}"] = Metric(scale.chance)
         figures.append(curve_figure(bench, scale, arms, [each.scores for each in found], "score"))
         figures.append(curve_figure(bench, scale, arms, [each.right for each in found], "retrieval"))
@@ -45,7 +47,7 @@ def report_of(
     folders = " ".join(f"{arm.arm.name}={','.join(arm.arm.folders)}".removeprefix("=") for arm in arms)
     return Report(
         command=f"worldmodel evaluate context {folders}",
-        title="Effective context" + (": " + ", ".join(arm.label for arm in arms) if len(arms) > 1 else ""),
+        title="Effective context" + (": " + ", ".join(arm.label for arm in arms) if several else ""),
         seeds=bench.settings.seeds,
         device=str(world.device),
         metrics=metrics,
@@ -85,6 +87,26 @@ def _metrics(bench: Bench, arm: Measured, each: Forgot, base: Forgot, paired: bo
     return metrics
 
 
+def common_level(forgot: Sequence[Forgot]) -> float:
+    """Half of the best score that any arm has at the shortest horizon."""
+    return max(float(each.scores.curves[:, 0].mean()) for each in forgot) / 2
+
+
+def _common_metrics(bench: Bench, arms: Sequence[Measured], forgot: Sequence[Forgot], suffix: str) -> dict[str, Metric]:
+    """Frames until the score falls below one level for all arms, and the differences from the baseline."""
+    level, visits = common_level(forgot), sum(len(rows) for rows in bench.horizons.members)
+    metrics = {f"common_level{suffix}": Metric(level)}
+    base, _ = forgot[0].scores.above(level)
+    for number, (arm, each) in enumerate(zip(arms, forgot, strict=True)):
+        name, (reading, at_least) = f"{arm.prefix}common_context_frames", each.scores.above(level)
+        unit = AT_LEAST if at_least.any() else FRAMES
+        metrics |= _estimate_metrics(arm, f"{name}{suffix}", reading.estimate(visits), unit)
+        if number:
+            apart = reading.minus(base).estimate(visits)
+            metrics |= metrics_of(f"{name}_difference{suffix}", apart, "frames, arm - baseline")
+    return metrics
+
+
 def _estimate_metrics(arm: Measured, name: str, found: Estimate, unit: str) -> dict[str, Metric]:
     if len(arm.found) > 1:
         return metrics_of(name, found, unit)
@@ -112,10 +134,17 @@ def _verdicts(bench: Bench, arms: Sequence[Measured], forgot: Sequence[Forgot]) 
         base = forgot[0]
         visits = sum(len(rows) for rows in bench.horizons.members)
         apart = each.scores.effective.minus(base.scores.effective).estimate(visits)
-        mine, theirs = effective(each), effective(base)
-        outcome: Outcome = "n/a" if mine[1] and theirs[1] else _above_zero(apart)
-        text = f"{_words(*mine)} against {_words(*theirs)}, difference {in_words(apart)}"
+        found, other = effective(each), effective(base)
+        outcome: Outcome = "n/a" if found[1] and other[1] else _above_zero(apart)
+        text = f"{_words(*found)} against {_words(*other)}, difference {in_words(apart)}"
         verdicts.append((f"{arm.label}: longer effective context than {arms[0].label}", outcome, text))
+        level = common_level(forgot)
+        (mine, kept), (theirs, theirs_kept) = each.scores.above(level), base.scores.above(level)
+        apart = mine.minus(theirs).estimate(visits)
+        outcome = "n/a" if kept.any() and theirs_kept.any() else _above_zero(apart)
+        text = f"{_words(mine.estimate(visits), bool(kept.any()))} against "
+        text += f"{_words(theirs.estimate(visits), bool(theirs_kept.any()))}, difference {in_words(apart)}"
+        verdicts.append((f"{arm.label}: stays longer above a score of {rounded(level)}", outcome, text))
     return tuple(verdicts)
 
 
@@ -171,7 +200,9 @@ def _notes(
         "Effective context: the horizon at which half of the score at the shortest horizon is lost, along straight "
         "lines between horizons; per model, then averaged over training seeds. Intervals over visits: percentile "
         "bootstrap within each horizon, the same visits for all arms; over seeds: Student's t, paired by place in the "
-        "list for differences.",
+        "list for differences. An arm that has lost nearly all at the shortest horizon has little left to lose: "
+        "common_context_frames are the frames until the score falls below one level for all arms, half of the best "
+        "score of any arm at the shortest horizon (the level is not resampled).",
         "Bytes: what the memory of one stream owns after the context and the longest visit.",
     )
 
