@@ -148,8 +148,9 @@ def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Ob
             return forcing.build(model, shape, run.seed, run.stream, run.data.tokenizer)
         case SelfForcing() as forcing:
             assert isinstance(shape, DiTConfig)
-            teacher = forcing.frozen(shape).to(accelerator.device)
-            roles["critic"] = _role(run, accelerator, copy.deepcopy(teacher).requires_grad_(True), 0)
+            teacher = forcing.frozen(shape)
+            critic = copy.deepcopy(teacher.model.to(accelerator.device)).requires_grad_(True)
+            roles["critic"] = _role(run, accelerator, critic, 0)
             return forcing.build(model, roles["critic"].model, teacher, run.seed, run.stream)
         case Hero() | Pushforward() as unrolled:
             return unrolled.build(model, run.stream, run.seed)

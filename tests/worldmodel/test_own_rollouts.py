@@ -55,7 +55,20 @@ def test_every_process_draws_the_same_lead_and_steps_differ():
     assert any(a != b for a, b in pairwise(a for a, _ in draws))
 
 
+def test_a_lead_grows_along_its_ramp():
+    rollouts = OwnRollouts(lead=6, ramp=(10, 22))
+    assert [rollouts.most(step) for step in (0, 10, 12, 16, 20, 22, 1000)] == [0, 0, 1, 3, 5, 6, 6]
+    assert [rollouts.made(step) for step in (0, 16)] == [6.0, 7.5]
+    model = small_dit()
+    led = OwnRollouts(lead=6, ramp=(10, 22)).build(model, STREAM, 7)
+    clip = small_clip(model, frames=18)
+    found = [{led.first(clip, step, 2).context.x.shape[1] // 2 - 1 for step in steps} for steps in ((0, 9), (30, 50))]
+    assert found[0] == {0} and max(found[1]) > 0
+
+
 def test_bad_leads():
+    with pytest.raises(UserError, match=r"ramp \(5, 5\) must be two steps that rise"):
+        OwnRollouts(lead=1, ramp=(5, 5))
     with pytest.raises(UserError, match="lead -1 at least 0"):
         OwnRollouts(lead=-1)
     assert OwnRollouts(prefix=2, lead=3, lengths=((0, 4),)).frames(2, 0) == 18

@@ -22,7 +22,7 @@ from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
 from worldmodel.objectives.own_rollouts import OwnRollouts
 from worldmodel.objectives.pushforward import Pushforward, PushforwardObjective
-from worldmodel.objectives.self_forcing import SelfForcing
+from worldmodel.objectives.self_forcing import SelfForcing, Teacher
 from worldmodel.rollout_footprint import EIGENVALUES
 from worldmodel.sampler import Euler, Pipelined
 
@@ -78,7 +78,7 @@ def real(work):
         built = objective.build(model, CFG, 3, work.stream, work.tokenizer)
         built.begin(iter([[clips[seed % 2]] for seed in range(40)]))
     elif isinstance(objective, SelfForcing):
-        teacher = small_dit(2).requires_grad_(False)
+        teacher = Teacher(small_dit(2).requires_grad_(False), work.stream.memory)
         built = objective.build(model, small_dit(1), teacher, 3, work.stream)
     else:
         built = objective.build(model, work.stream, 3)

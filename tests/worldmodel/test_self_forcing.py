@@ -11,24 +11,25 @@ from worldmodel.errors import UserError
 from worldmodel.memory import FullConfig, WindowConfig
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.own_rollouts import OwnRollouts, Rollouts, check_lengths
-from worldmodel.objectives.self_forcing import SelfForcing, SelfForcingObjective
+from worldmodel.objectives.self_forcing import SelfForcing, SelfForcingObjective, Teacher
 from worldmodel.sampler import Euler, Pipelined
 
 STREAM = StreamConfig(memory=WindowConfig(ring=4), sampler=Euler(steps=3))
 
 
-def objective(gradients: Gradients | None = None, **changes) -> SelfForcingObjective:
+def objective(gradients: Gradients | None = None, memory=STREAM.memory, **changes) -> SelfForcingObjective:
+    """memory: the teacher's."""
     cfg = SelfForcing(
         teacher="", rollouts=OwnRollouts(lengths=((0, 2), (10, 3)), gradients=gradients or Gradients()), **changes
     )
-    student, critic, teacher = small_dit(0), small_dit(1), small_dit(2).requires_grad_(False)
+    student, critic, teacher = small_dit(0), small_dit(1), Teacher(small_dit(2).requires_grad_(False), memory)
     return SelfForcingObjective(cfg, student, critic, teacher, cfg.rollouts.build(student, STREAM, 7), 7)
 
 
 def test_no_pull_where_critic_and_teacher_agree():
     o = objective()
-    o.roles["critic"].load_state_dict(o.teacher.state_dict())
-    assert not o.difference(o.rollouts.first(small_clip(o.teacher), 0, 2)).any()
+    o.roles["critic"].load_state_dict(o.teacher.model.state_dict())
+    assert not o.difference(o.rollouts.first(small_clip(o.teacher.model), 0, 2)).any()
 
 
 @pytest.mark.parametrize("memory", ["none", "replay"])
@@ -36,7 +37,7 @@ def test_the_student_gets_the_gradient_of_the_loss(memory):
     """0.5 |x - (x - g)|^2 with a constant target: written out, over two micro-batches."""
     o = objective(Gradients(policy="exit_step", memory=memory), ratio=1)
     student = o.roles["model"]
-    clips = [small_clip(o.teacher, seed=s) for s in (0, 1)]
+    clips = [small_clip(o.teacher.model, seed=s) for s in (0, 1)]
     critic, model = o.updates(clips)
     assert (critic.role, critic.count, model.role, model.count) == (
         "critic",
@@ -65,28 +66,41 @@ def test_the_student_gets_the_gradient_of_the_loss(memory):
 
 def test_guidance_sharpens_the_teacher_only():
     plain, sharp = objective(), objective(guidance=3.0)
-    made = plain.rollouts.first(small_clip(plain.teacher), 0, 2)
+    made = plain.rollouts.first(small_clip(plain.teacher.model), 0, 2)
     assert not torch.allclose(plain.difference(made), sharp.difference(made), atol=1e-3)
     made = replace(made, control=made.control.drop(torch.tensor([True, True])))  # nothing to sharpen
     close(sharp.difference(made), plain.difference(made), 1e-5)
 
 
+@pytest.mark.parametrize(("memory", "reaches"), [(FullConfig(), True), (WindowConfig(ring=2), False)], ids=str)
+def test_scores_see_the_context_that_the_teacher_remembers(memory, reaches):
+    """Another first chunk, 3 chunks before the matched one: only a long memory makes a difference."""
+    cfg = replace(objective().cfg, rollouts=OwnRollouts(lead=3, lengths=((0, 1),)))
+    o = objective(memory=memory)
+    rollouts = cfg.rollouts.build(o.roles["model"], STREAM, 7)
+    clip = small_clip(o.teacher.model, frames=10)
+    made = next(m for m in (rollouts.first(clip, step, 1) for step in range(20)) if m.context.x.shape[1] == 8)
+    x = torch.cat((-made.context.x[:, :2], made.context.x[:, 2:]), 1)
+    other = replace(made, context=replace(made.context, x=x))
+    assert (float((o.difference(made) - o.difference(other)).abs().max()) > 1e-4) == reaches
+
+
 def test_order_of_updates_and_resume():
     o = objective(ratio=3)
-    seen = [[u.role for u in o.updates([small_clip(o.teacher)])] for _ in range(6)]
+    seen = [[u.role for u in o.updates([small_clip(o.teacher.model)])] for _ in range(6)]
     assert seen == [["critic"], ["critic"], ["critic", "model"]] * 2
     other = objective(ratio=3)
     other.load_state_dict(o.state_dict())
     assert other.step == 6
     for _ in range(4):
-        list(o.updates([small_clip(o.teacher)]))
-    clip = small_clip(o.teacher)
+        list(o.updates([small_clip(o.teacher.model)]))
+    clip = small_clip(o.teacher.model)
     assert o.rollouts.cfg.chunks(o.step) == 3 and len(o.rollouts.first(clip, o.step, 3).takes) == 3
 
 
 def test_every_process_draws_the_same_call():
     o = objective(Gradients(policy="random_step"))
-    draws = [o.rollouts.first(small_clip(o.teacher, seed=s), step, 2).u for step in range(5) for s in (0, 1)]
+    draws = [o.rollouts.first(small_clip(o.teacher.model, seed=s), step, 2).u for step in range(5) for s in (0, 1)]
     assert draws[0::2] == draws[1::2] and len(set(draws)) == 5
 
 

@@ -135,8 +135,8 @@ class Block(nn.Module):
         text: tuple[Tensor, Tensor] | None,
         fast: FastWeights | tuple[Turn, ...] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Written | None]:
-        """Tokens x [B, F, n, D] -> the next x; for the memory keys (unrotated) and values [B, h, F * n, D / h], and what
-        is written into fast weights.
+        """Tokens x [B, F, n, D] -> the next x; for the memory keys (unrotated), values [B, h, F * n, D / h] and what
+        fast weights take.
 
         fast: what a memory has added to the fast weights, or the turns of a clip's chunks; None without fast weights.
         """

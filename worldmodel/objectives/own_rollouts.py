@@ -57,12 +57,14 @@ class OwnRollouts:
 
     prefix: real chunks that a rollout starts from. lead: at most so many generated chunks come before those that the
     loss sees, without loss and gradient; how many is drawn at every step, the same for all clips and processes, so that
-    the loss sees rollouts of every age at the price of making them. lengths: pairs (from step, chunks), the schedule of
+    the loss sees rollouts of every age at the price of making them. ramp: pair of steps between which that most grows
+    linearly from 0 to `lead`. lengths: pairs (from step, chunks), the schedule of
     the number of chunks that the loss sees. gradients: see `worldmodel.differentiable`.
     """
 
     prefix: int = 1
     lead: int = 0
+    ramp: tuple[int, int] | None = None
     lengths: tuple[tuple[int, int], ...] = ((0, 6),)
     gradients: Gradients = field(default_factory=Gradients)
 
@@ -70,6 +72,8 @@ class OwnRollouts:
         steps = [step for step, _ in self.lengths]
         if self.prefix < 1 or self.lead < 0:
             raise UserError(f"rollouts: prefix {self.prefix} must be at least 1 and lead {self.lead} at least 0")
+        if self.ramp is not None and not 0 <= self.ramp[0] < self.ramp[1]:
+            raise UserError(f"rollouts: ramp {self.ramp} must be two steps that rise")
         if not steps or steps[0] != 0 or sorted(set(steps)) != steps:
             raise UserError(f"rollouts: lengths {self.lengths} must begin at step 0 and rise")
         if min(chunks for _, chunks in self.lengths) < 1:
@@ -79,9 +83,16 @@ class OwnRollouts:
         """How many chunks the loss sees at a training step."""
         return [chunks for since, chunks in self.lengths if since <= step][-1]
 
+    def most(self, step: int) -> int:
+        """How many chunks of lead there are at most at a training step."""
+        if self.ramp is None:
+            return self.lead
+        first, last = self.ramp
+        return round(self.lead * min(max(step - first, 0) / (last - first), 1.0))
+
     def made(self, step: int) -> float:
         """How many chunks are made at a training step, the mean over leads."""
-        return self.lead / 2 + self.chunks(step)
+        return self.most(step) / 2 + self.chunks(step)
 
     def frames(self, chunk: int, step: int) -> int:
         """The latent frames of a prefix and its longest rollout at a training step."""
@@ -136,7 +147,7 @@ class Rollouts:
             )
         device = clip.x.device
         seed, u = noise.row_seed(self.seed, clip.index), self._draw(step, CALL, device)
-        begin = prefix + int(self._draw(step, LEAD, device) * (self.cfg.lead + 1)) * size
+        begin = prefix + int(self._draw(step, LEAD, device) * (self.cfg.most(step) + 1)) * size
         context, state = self._led(clip, prefix, begin, seed)
         control = clip.control.frames(begin, begin + chunks * size)
         takes, after = dream(self.model, control, self.solver, state, self.cfg.gradients, u, self.stream.context_time)

@@ -1,13 +1,19 @@
-"""Self Forcing with distribution matching: the baseline that needs a teacher and a critic (2506.08009, 2405.14867).
+"""Distribution matching on own rollouts, with a teacher and a critic: Self Forcing and Context Forcing.
 
 The student rolls out by its own sampler; a frozen teacher and a critic, which learns to denoise the student's chunks,
 tell the difference of their scores there. With x the student's chunks, noised to x_t, and x0 the predictions of both:
 
     g = (x0_critic - x0_teacher) / mean |x - x0_teacher|        (the mean of each row over everything else)
 
-is the gradient that the student's chunks receive. Teacher and critic are chunk-causal models of the same shape; both
-see the student's own chunks as history. The critic makes a step on every training step, the student on every
-`ratio`-th.
+is the gradient that the student's chunks receive. Teacher and critic are chunk-causal models; both see the student's
+own chunks as history, as far as the teacher's own memory holds them. The critic makes a step on every training step,
+the student on every `ratio`-th.
+
+A teacher of short memory gives Self Forcing (2506.08009, 2405.14867). A teacher whose memory reaches far, trained on
+drifted histories (`FlowMatching.drift`), gives Context Forcing (2602.06028), whatever the student's memory: both scores
+are conditioned on the same context that the student made. Its first stage is short rollouts, its second
+`OwnRollouts.lead` chunks of fully denoised context before those that are matched, more of them as training goes on
+(`OwnRollouts.ramp`).
 """
 
 from collections.abc import Iterator
@@ -21,6 +27,7 @@ from torch import Tensor, nn
 from worldmodel import flow, noise
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
+from worldmodel.memory import MemoryConfig
 from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.world import StreamConfig, WorldModel
 from worldmodel.objectives.base import Objective, Update, check_number
@@ -34,8 +41,8 @@ LEVEL, NOISE, CRITIC_LEVEL, CRITIC_NOISE = range(1 << 20, (1 << 20) + 4)  # draw
 class SelfForcing:
     """Configuration.
 
-    teacher: folder of a world model, or of a run that has made one, whose transformer has this run's shape; it is the
-    frozen teacher, and the critic starts from it. ratio: critic steps per student step. guidance: of the teacher.
+    teacher: folder of a world model, or of a run that has made one, with this run's latents, chunk and actions; it is
+    the frozen teacher, and the critic starts from it. ratio: critic steps per student step. guidance: of the teacher.
     levels: range of the flow times at which scores are compared. Start the student from a trained model (`init`).
     """
 
@@ -57,25 +64,35 @@ class SelfForcing:
         """The latent frames that a clip must have at a training step."""
         return self.rollouts.frames(chunk, step)
 
-    def frozen(self, config: DiTConfig) -> DiT:
-        """The teacher, without gradients. UserError if its transformer has another shape than the run's `config`."""
-        teacher = WorldModel.find(Path(self.teacher)).dit
-        if teacher.cfg != config:
-            raise UserError(f"{self.teacher}: the teacher's transformer is {teacher.cfg}, the run's {config}")
-        return teacher
+    def frozen(self, config: DiTConfig) -> "Teacher":
+        """The teacher, without gradients. UserError if it does not make chunks like those of the run's `config`."""
+        world = WorldModel.find(Path(self.teacher))
+        for name in ("channels", "size", "chunk", "actions", "text"):
+            found, wanted = getattr(world.dit.cfg, name), getattr(config, name)
+            if found != wanted:
+                raise UserError(f"{self.teacher}: the teacher's {name} is {found}, the run's model.{name} is {wanted}")
+        return Teacher(world.dit, world.stream.memory)
 
     def build(
-        self, model: nn.Module, critic: nn.Module, teacher: nn.Module, seed: int, stream: StreamConfig
+        self, model: nn.Module, critic: nn.Module, teacher: "Teacher", seed: int, stream: StreamConfig
     ) -> "SelfForcingObjective":
-        """model and critic: two transformers in training, or their wrappers; teacher: the frozen one."""
+        """model and critic: two transformers in training, or their wrappers. stream: of the model."""
         return SelfForcingObjective(self, model, critic, teacher, self.rollouts.build(model, stream, seed), seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A frozen model, and the memory through which it and the critic see the student's chunks."""
+
+    model: DiT
+    memory: MemoryConfig
 
 
 class SelfForcingObjective(Objective):
     """Roles `critic` and `model`."""
 
     def __init__(
-        self, cfg: SelfForcing, model: nn.Module, critic: nn.Module, teacher: nn.Module, rollouts: Rollouts, seed: int
+        self, cfg: SelfForcing, model: nn.Module, critic: nn.Module, teacher: Teacher, rollouts: Rollouts, seed: int
     ) -> None:
         self.cfg, self.teacher, self.rollouts, self.seed = cfg, teacher, rollouts, seed
         self.roles, self.step = {"model": model, "critic": critic}, 0
@@ -103,9 +120,9 @@ class SelfForcingObjective(Objective):
         t, eps = self._noised(made, LEVEL, NOISE)
         x_t = flow.interpolate(seen, eps, t)
         false = flow.clean(x_t, self._velocity(self.roles["critic"], made, x_t, t), t)
-        v = self._velocity(self.teacher, made, x_t, t)
+        v = self._velocity(self.teacher.model, made, x_t, t)
         if self.cfg.guidance != 1.0:
-            without = self._velocity(self.teacher, made, x_t, t, drop=True)
+            without = self._velocity(self.teacher.model, made, x_t, t, drop=True)
             v = guide(v, without, self.cfg.guidance)
         true = flow.clean(x_t, v, t)
         scale = (seen - true).abs().mean(dim=tuple(range(1, seen.ndim)), keepdim=True)
@@ -123,12 +140,12 @@ class SelfForcingObjective(Objective):
         return t.expand(made.x.shape[:2]), noise.normal(made.seed, frames, draw, tuple(made.x.shape[2:]))
 
     def _velocity(self, model: nn.Module, made: Made, x_t: Tensor, t: Tensor, drop: bool = False) -> Tensor:
-        """Of all chunks, each with the clean ones before it as history, as far as the stream's memory holds them."""
+        """Of all chunks, each with the clean ones before it as history, as far as the teacher's memory holds them."""
         x = torch.cat((made.context.x, made.x.detach()), 1)[:, : -made.takes[-1].x.shape[1]]
         whole = made.context.control.join(made.control)
         rows = torch.full((x.shape[0],), drop, device=x.device)
         history = (x, torch.zeros(x.shape[:2], device=x.device))
-        return model("clip", x_t, t, whole, history, self.rollouts.stream.memory, rows)
+        return model("clip", x_t, t, whole, history, self.teacher.memory, rows)
 
     def validate(self, clip: Clip[ActionControl]) -> dict[str, Tensor]:
         """Mean absolute difference of the scores on rollouts of held-out clips: 0 where critic and teacher agree."""
