@@ -12,7 +12,9 @@ from worldmodel import flow, noise
 from worldmodel.errors import UserError
 from worldmodel.objectives.flow_matching import (
     ANCHOR,
+    DRIFT,
     DROP,
+    ERROR,
     HISTORY_LEVEL,
     HISTORY_NOISE,
     LEVEL,
@@ -29,7 +31,7 @@ class Watched(torch.nn.Module):
         super().__init__()
         self.answer, self.asked = answer, []
 
-    def forward(self, mode, x_t, t, control, history=None):
+    def forward(self, mode, x_t, t, control, history=None, memory=None):
         self.asked.append((mode, x_t, t, control, history))
         return torch.full_like(x_t, self.answer)
 
@@ -71,7 +73,7 @@ def test_the_loss_written_out():
 
 def test_the_exact_velocity_has_no_loss():
     class Exact(torch.nn.Module):
-        def forward(self, mode, x_t, t, control, history=None):
+        def forward(self, mode, x_t, t, control, history=None, memory=None):
             _, eps = drawn()
             return (eps - CLIP.x)[:, -x_t.shape[1] :]
 
@@ -196,5 +198,40 @@ def test_errors_and_state():
     objective = FlowMatching().build(Watched(), small_dit().cfg, 0)
     assert objective.state_dict() == {}
     objective.load_state_dict({})
-    with pytest.raises(UserError, match=r"no state to resume, the checkpoint holds \['queue'\]"):
+    with pytest.raises(UserError, match=r"the checkpoint holds \['queue'\], not \[\]"):
         objective.load_state_dict({"queue": 1})
+
+
+def test_errors_come_back_in_the_history():
+    """The predicted data less the data, added to the drawn share of later histories, and resumed."""
+    cfg, model = FlowMatching(drift=0.5, errors=12, drop=0), Watched(0.25)
+    model.weight = torch.nn.Parameter(torch.zeros(1))
+    o = cfg.build(model, small_dit().cfg, 5)
+    list(next(o.updates([CLIP])).losses)
+    assert torch.equal(model.asked[0][4][0], CLIP.x[:, :-2])  # nothing to add yet
+    seeds, _ = drawn()
+    _, x_t, t, _, _ = model.asked[0]
+    predicted = flow.clean(x_t, torch.full_like(x_t, 0.25), t)
+    wrong = (predicted - CLIP.x[:, 2:]).unflatten(1, (-1, 2)).flatten(0, 1).flatten(1)
+
+    run = o.updates([CLIP])
+    list(next(run).losses)
+    assert next(run, None) is None
+    close(o.bank.features, wrong[-12:], 1e-5)
+    list(next(o.updates([CLIP])).losses)
+    added = (model.asked[-1][4][0] - CLIP.x[:, :-2]).unflatten(1, (-1, 2)).flatten(2)
+    order = torch.arange(4).expand(6, -1)
+    hit = noise.uniform(seeds, order, DRIFT) < 0.5
+    pick = (noise.uniform(seeds, order, ERROR) * 12).long()
+    assert 0 < int(hit.sum()) < hit.numel()
+    close(added, torch.where(hit[..., None], o.bank.features[pick], 0), 1e-5)
+
+    again = cfg.build(model, small_dit().cfg, 5)
+    again.load_state_dict(o.state_dict())
+    assert torch.equal(again.bank.features, o.bank.features) and again.bank.filled == 12
+    with pytest.raises(UserError, match=r"the checkpoint holds \[\], not \['bank.features'"):
+        again.load_state_dict({})
+    with pytest.raises(UserError, match=r"drift must be in \[0, 1\], not 2"):
+        FlowMatching(drift=2)
+    with pytest.raises(UserError, match="drift is of clean histories"):
+        FlowMatching(drift=0.1, chunk_noise="monotone")
