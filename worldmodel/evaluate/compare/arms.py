@@ -24,7 +24,7 @@ class Arm:
 
 
 def parse_arms(texts: Sequence[str], least: int = 2) -> tuple[Arm, ...]:
-    """ "NAME=FOLDER,FOLDER,..." each; the first is the baseline. Another form, or fewer than `least`, is a UserError."""
+    """Arms from texts "NAME=FOLDER,FOLDER,...", the baseline first. Another form, or too few, is a UserError."""
     arms: list[Arm] = []
     for text in texts:
         name, sign, rest = text.partition("=")
@@ -37,7 +37,7 @@ def parse_arms(texts: Sequence[str], least: int = 2) -> tuple[Arm, ...]:
             raise UserError(f"arm '{name.strip()}' is named twice")
         arms.append(Arm(name.strip(), folders))
     if len(arms) < least:
-        raise UserError("a comparison needs two arms or more, the baseline first")
+        raise UserError(f"arms given: {len(arms)}; {least} or more are needed, the baseline first")
     return tuple(arms)
 
 
