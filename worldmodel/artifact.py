@@ -165,5 +165,5 @@ def check(run: Run) -> None:
         raise UserError(f"model.channels and model.size are {size}, the latents are {frame}")
     if clip.x.shape[1] % run.model.chunk:
         raise UserError(f"clips of {clip.x.shape[1]} frames do not cut into chunks of model.chunk = {run.model.chunk}")
-    run.stream.check(run.model.chunk)
+    run.stream.check(run.model)
     run.stream.check_readable()

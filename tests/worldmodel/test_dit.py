@@ -134,6 +134,8 @@ def test_several_choices_continue_one_state(memory, style):
         close(one, model.velocity(x_t, t, model.prepare(choice, state)), 3e-6)
     with pytest.raises(ValueError, match="a control of 3 rows for a state of 2"):
         model.prepare(here.select(torch.tensor([0, 1, 0])), state)
+    with pytest.raises(ValueError, match=r"the state is on meta, the model on cpu: move it with state\.to"):
+        model.prepare(here, state.fork(1).to("meta"))
 
 
 @torch.no_grad()
@@ -198,6 +200,9 @@ class Listed:
     sink: int
     ring: int
     frames: tuple = ()  # (keys, values) [L, B, h, n, D] each
+
+    def check(self, chunk):
+        """Chunks of any size fit."""
 
     def empty(self, geometry: Geometry, batch, like):
         return self

@@ -11,6 +11,7 @@ from worldmodel.errors import UserError
 from worldmodel.kernels.fast_weight import FastWeights
 from worldmodel.memory import FullConfig, LactConfig, LactMemory, WindowConfig
 from worldmodel.models.fast_layer import FastConfig
+from worldmodel.models.world import StreamConfig
 from worldmodel.rollout import advance, start
 from worldmodel.session import restore, snapshot
 
@@ -166,12 +167,13 @@ def test_a_snapshot_goes_on(model, tmp_path):
 
 
 def test_errors():
-    with pytest.raises(UserError, match="needs a LactConfig as its memory, not WindowConfig"):
-        start(small_dit(fast=KINDS["plain"]), WindowConfig(ring=4), SEEDS)
-    with pytest.raises(UserError, match="needs a LactConfig as its memory, not FullConfig"):
-        start(small_dit(fast=KINDS["plain"]), FullConfig(), SEEDS)
-    with pytest.raises(UserError, match=r"this model has no fast weights \(model.fast\)"):
+    for memory in (WindowConfig(ring=4), FullConfig()):
+        with pytest.raises(UserError, match=r"the model has fast weights \(model.fast\), its memory is (Window|Full)Conf"):
+            start(small_dit(fast=KINDS["plain"]), memory, SEEDS)
+    with pytest.raises(UserError, match=r"the model has no fast weights \(model.fast\), its memory is LactConfig\(ring=4"):
         start(small_dit(), MEMORY, SEEDS)
+    with pytest.raises(UserError, match=r"stream\.memory: the model has no fast weights"):
+        StreamConfig(memory=MEMORY).check(small_dit().cfg)
     with pytest.raises(UserError, match="width 32 does not cut into 3 groups"):
         small_dit(fast=FastConfig(groups=3))
     with pytest.raises(UserError, match="ring 0 must be at least 1"):

@@ -94,6 +94,13 @@ class DiTConfig:
         fast = None if self.fast is None else FastGeometry(*self.fast.sizes(self.dim), self.fast.momentum)
         return Geometry(self.depth, self.heads, self.dim // self.heads, self.grid[0] * self.grid[1], fast)
 
+    def check_memory(self, config: MemoryConfig) -> None:
+        """UserError for a memory that a model of these sizes cannot use: chunks must fit, fast weights go together."""
+        config.check(self.chunk)
+        if (self.fast is not None) != isinstance(config, LactConfig):
+            has = "has fast weights (model.fast)" if self.fast is not None else "has no fast weights (model.fast)"
+            raise UserError(f"the model {has}, its memory is {config}: fast weights and LactConfig go together")
+
     def build(self) -> "DiT":
         return DiT(self)
 
@@ -180,8 +187,7 @@ class DiT(nn.Module):
 
         UserError where only one of model and memory has fast weights.
         """
-        if self.cfg.fast is not None and not isinstance(config, LactConfig):
-            raise UserError(f"a model with fast weights (model.fast) needs a LactConfig as its memory, not {config}")
+        self.cfg.check_memory(config)
         return config.empty(self.cfg.geometry, batch, self.patch_in.weight)
 
     def prepare(self, control: ActionControl, state: State) -> Prepared:
@@ -192,6 +198,8 @@ class DiT(nn.Module):
         """
         if control.batch % state.batch:
             raise ValueError(f"a control of {control.batch} rows for a state of {state.batch}")
+        if state.frame.device != (device := self.patch_in.weight.device):
+            raise ValueError(f"the state is on {state.frame.device}, the model on {device}: move it with state.to")
         copies = control.batch // state.batch
         frames = state.frame.repeat(copies)[:, None] + torch.arange(control.length, device=state.frame.device)
         past = state.memory.context(state.frame, self.rope)

@@ -46,12 +46,12 @@ class StreamConfig:
         if (self.memory.capacity or 0) > LONGEST:
             raise UserError(f"stream.memory holds {self.memory.capacity} frames, at most {LONGEST} are possible")
 
-    def check(self, chunk: int) -> None:
-        """A memory that cannot hold one chunk of `chunk` latent frames is a UserError."""
+    def check(self, model: DiTConfig) -> None:
+        """A memory that a model of these sizes cannot use is a UserError."""
         try:
-            self.memory.check(chunk)
+            model.check_memory(self.memory)
         except UserError as error:
-            raise UserError(f"stream.memory does not go with model.chunk {chunk}: {error}") from None
+            raise UserError(f"stream.memory: {error}") from None
 
     def check_readable(self) -> None:
         """A memory or a sampler that a saved world could not name (AnyMemory, AnySampler) is a UserError."""
@@ -143,7 +143,7 @@ class WorldModel:
         stream: StreamConfig = from_json(config["stream"], StreamConfig, f"{path}: stream")
         dit = _load_dit(from_json(config["dit"], DiTConfig, f"{path}: dit"), folder / "model.safetensors", path)
         try:
-            stream.check(dit.chunk)
+            stream.check(dit.cfg)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         if not (folder / "tokenizer").is_dir():

@@ -52,7 +52,7 @@ def remembering(world: WorldModel, memory: MemoryConfig | None) -> WorldModel:
     if memory is None:
         return world
     stream = replace(world.stream, memory=memory)
-    stream.check(world.dit.chunk)
+    stream.check(world.dit.cfg)
     return replace(world, stream=stream)
 
 
