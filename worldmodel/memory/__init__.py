@@ -1,6 +1,17 @@
 """What a stream remembers: values behind one protocol."""
 
-from .base import Context, FastGeometry, Geometry, Held, Memory, MemoryConfig, Reach, Rotation
+from .base import (
+    Context,
+    FastGeometry,
+    Geometry,
+    Held,
+    Holding,
+    Inspectable,
+    Memory,
+    MemoryConfig,
+    Reach,
+    Rotation,
+)
 from .full import FullConfig, FullMemory
 from .lact import LactConfig, LactMemory
 from .last_frame import LastFrameConfig, LastFrameMemory
@@ -12,7 +23,8 @@ AnyMemory = FullConfig | WindowConfig | SlowFastConfig | RetrievalConfig | LactC
 """The memories that a saved world and a snapshot may name: what can be read back."""
 
 __all__ = [
-    "AnyMemory", "Context", "FastGeometry", "FullConfig", "FullMemory", "Geometry", "Held", "LactConfig",
-    "LactMemory", "LastFrameConfig", "LastFrameMemory", "Memory", "MemoryConfig", "Reach", "RetrievalConfig",
-    "Rotation", "SlowFastConfig", "SlowFastMemory", "WindowConfig", "WindowMemory", "mean_keys",
+    "AnyMemory", "Context", "FastGeometry", "FullConfig", "FullMemory", "Geometry", "Held", "Holding",
+    "Inspectable", "LactConfig", "LactMemory", "LastFrameConfig", "LastFrameMemory", "Memory", "MemoryConfig",
+    "Reach", "RetrievalConfig", "Rotation", "SlowFastConfig", "SlowFastMemory", "WindowConfig", "WindowMemory",
+    "mean_keys",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ Shape letters: L layers, B rows, h heads, N remembered tokens, n tokens of one f
 """
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -70,6 +70,31 @@ class Reach:
 
     since: int
     held: Held | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one row of a memory holds, for people to look at: first frames, chosen ones, and the newest."""
+
+    sink: int = 0  # how many of the stream's first frames
+    slow: tuple[int, ...] = ()  # absolute frames that were chosen to stay, oldest first
+    read: tuple[int, ...] = ()  # those of them that the next chunk reads
+    places: int = 0  # how many can be chosen
+    ring: int = 0  # how many of the newest frames
+
+    @property
+    def frames(self) -> int:
+        """How many frames it holds."""
+        return self.sink + len(self.slow) + self.ring
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A memory that can say which frames it holds; one that cannot is taken to hold the newest ones."""
+
+    def holding(self, frame: Tensor) -> list[Holding]:
+        """Of every row, before the chunk that starts at absolute frames frame [B]."""
+        ...
 
 
 class Memory(Protocol):

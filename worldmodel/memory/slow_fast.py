@@ -6,14 +6,14 @@ attention finds them, is in ledger.py; here are their keys and values. A frame i
 layer before rotation, their mean over the frame's tokens: one decision for all layers, known before any attention.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from worldmodel.errors import UserError
 
-from .base import Context, Geometry, Reach, Rotation
+from .base import Context, Geometry, Holding, Reach, Rotation
 from .ledger import PARTS, Ledger, Move, Tiers, trace
 from .window import WindowConfig, WindowMemory
 
@@ -111,6 +111,14 @@ class SlowFastMemory:
             torch.cat((valid, near.valid), 1),
         )
 
+    def holding(self, frame: Tensor) -> list[Holding]:
+        slow, read = self.ledger.slow, self.ledger.held(frame).valid[:, self.window.sink :]
+        chosen, seen = slow.tolist(), slow.masked_fill(~read, -1).tolist()
+        return [
+            replace(near, slow=_there(all_), read=_there(some), places=len(all_))
+            for near, all_, some in zip(self.window.holding(frame), chosen, seen, strict=True)
+        ]
+
     def append(self, keys: Tensor, values: Tensor, frame: Tensor, keep: Tensor, rotation: Rotation) -> "SlowFastMemory":
         window, ledger, slow_keys, slow_values = self.window, self.ledger, self.keys, self.values
         if window.shared[0] and not torch.is_grad_enabled():
@@ -158,6 +166,11 @@ STORED = {"window": ("keys", "values", "held"), "slow": ("keys", "values", *PART
 def mean_keys(keys: Tensor, tokens: int) -> Tensor:
     """Features of frames [B, K, h * D]: the means of one layer's unrotated keys [B, h, K * n, D] over n tokens."""
     return keys.float().unflatten(2, (-1, tokens)).mean(3).movedim(2, 1).flatten(2)
+
+
+def _there(frames: list[int]) -> tuple[int, ...]:
+    """The frames of places that hold one, oldest first."""
+    return tuple(sorted(frame for frame in frames if frame >= 0))
 
 
 def _put(storage: Tensor, rows: Tensor, move: Move, new: Tensor) -> Tensor:

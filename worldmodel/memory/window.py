@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worldmodel.errors import UserError
 
-from .base import Context, Geometry, Held, Reach, Rotation
+from .base import Context, Geometry, Held, Holding, Reach, Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +100,10 @@ class WindowMemory:
             keys = torch.cat((sink.unflatten(3, (self.sink, -1)), keys[:, :, :, self.sink :]), 3)
         valid = (self.held >= 0).repeat_interleave(keys.shape[4], 1)
         return Context(keys.flatten(3, 4), self.values.flatten(3, 4), valid)
+
+    def holding(self, frame: Tensor) -> list[Holding]:
+        self._check()
+        return [Holding(sum(row[: self.sink]), ring=sum(row[self.sink :])) for row in (self.held >= 0).tolist()]
 
     def at(self, slot: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (rotated) and values of the frame in a ring slot [B] of every row, two of [L, B, h, n, D]."""

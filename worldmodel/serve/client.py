@@ -56,6 +56,7 @@ class Client:
         self._acknowledges = bool(hello and hello.window)
         self._seq = 0
         self.resume: str | None = None  # token for the next connection, once the welcome was received
+        self.memory: dict[str, Any] | None = None  # the newest message of this type in this stream
         self.send(hello or Hello(version=VERSION))
 
     def __enter__(self) -> Self:
@@ -86,6 +87,10 @@ class Client:
             message = json.loads(received)
             if message["type"] == "welcome":
                 self.resume, self._seq = message["resume"], max(self._seq, message["seq"])
+            elif message["type"] == "started":
+                self.memory = None
+            elif message["type"] == "memory":
+                self.memory = message
             return message
         header, payload = read_frame(received)
         if self._acknowledges:

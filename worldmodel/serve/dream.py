@@ -17,6 +17,7 @@ from worldmodel.actions import zero_action
 from worldmodel.chunk import ActionControl, Chunk, Clip
 from worldmodel.clock import clock
 from worldmodel.errors import UserError
+from worldmodel.memory import Holding, Inspectable
 from worldmodel.models.tokenizer import DecodeState
 from worldmodel.models.world import WorldModel
 from worldmodel.noise import row_seed
@@ -55,10 +56,17 @@ class Dream:
     chunks: int = 0  # made so far
     held: int = 0  # of these, not finite
     failing: int = 0  # of these, the newest ones in a row
+    rebuilt: int = 0  # latent frames that the memory was last rebuilt from
+    gap: int = 0  # latent frames that were shown between these and the ones made since
 
     def copy(self) -> "Dream":
         """The same moment again, with storage of its own."""
         return replace(self, state=self.state.select(torch.arange(1, device=self.state.frame.device)))
+
+    def ago(self, frame: int) -> int:
+        """How many latent frames were shown after one that is remembered, of this number in the memory."""
+        after = int(self.state.frame[0]) - 1 - frame
+        return after + self.gap if frame < self.rebuilt else after
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +164,13 @@ def advance(world: WorldModel, sampler: AnySampler, action: Tensor, dream: Dream
     return pictures, replace(after, chunks=dream.chunks + 1)
 
 
-def remembered(world: WorldModel, dream: Dream) -> int:
-    """How many latent frames the memory holds."""
-    made, capacity = int(dream.state.frame[0]), world.stream.memory.capacity
-    return made if capacity is None else min(made, capacity)
+def holding(world: WorldModel, dream: Dream) -> Holding:
+    """Which latent frames the memory holds."""
+    memory, frame, capacity = dream.state.memory, dream.state.frame, world.stream.memory.capacity
+    if isinstance(memory, Inspectable):
+        return memory.holding(frame)[0]
+    made = int(frame[0])
+    return Holding(ring=made if capacity is None else min(made, capacity))
 
 
 def _rebuilt(world: WorldModel, dream: Dream) -> Dream:
@@ -172,6 +183,8 @@ def _rebuilt(world: WorldModel, dream: Dream) -> Dream:
     seed = int(row_seed(dream.opening.seed, torch.tensor([dream.held + 1]))[0])  # other noise than the first time
     fresh = begin(world, Opening(context, seed))
     after = replace(fresh, opening=dream.opening, last=dream.last, failing=failing, held=dream.held + 1)
+    since = 1 if recent else dream.chunks + 1  # chunks shown after what it was rebuilt from
+    after = replace(after, rebuilt=int(fresh.state.frame[0]), gap=since * world.dit.chunk)
     return replace(after, chunks=dream.chunks + 1)
 
 

@@ -29,6 +29,7 @@ class Message:
     """One control message."""
 
     text: str
+    kind: str = ""  # a newer one of the same kind takes its place; "": none does
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,15 @@ class Outbox:
                     self._drop_oldest(picture.real)
         self._wake()
 
-    def say(self, text: str) -> None:
-        """Queue a control message."""
+    def say(self, text: str, kind: str = "") -> None:
+        """Queue a control message; one with a kind takes the place of one of its kind that waits."""
         with self._lock:
             if self._ended:
                 return
-            self._messages.append(Message(text))
+            if kind:
+                kept = [each for each in self._messages if isinstance(each, End) or each.kind != kind]
+                self._messages = deque(kept)
+            self._messages.append(Message(text, kind))
             if len(self._messages) > MAX_MESSAGES:
                 self._end(End(1008, "messages are not being read"))
         self._wake()

@@ -332,7 +332,7 @@ class Stats:
     queue: int  # pictures waiting
     queue_limit: int
     drops: int  # pictures
-    memory: int  # latent frames remembered
+    memory: int  # latent frames remembered: sink + slow + ring
     memory_bytes: int
     held: int  # chunks whose values were not finite
     frames: int  # pixel frames made in this stream
@@ -340,6 +340,26 @@ class Stats:
     paused: bool
     recording: bool
     clients: int
+    sink: int = 0  # as in Memory
+    slow: list[int] = field(default_factory=list)
+    ring: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """What the memory holds, of a world whose memory chooses frames to keep, when it has changed.
+
+    A latent frame is named by the index of its last picture; below 0 it was given before the stream began.
+    """
+
+    stream: int
+    index: int  # newest picture that it knows
+    pictures: int  # of a latent frame
+    sink: int  # how many of the stream's first latent frames it holds
+    slow: list[int]  # chosen latent frames, oldest first
+    read: list[int]  # those of them that the next chunk reads
+    places: int  # for chosen ones
+    ring: int  # how many of the newest latent frames it holds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -375,7 +395,7 @@ class Error:
     fatal: bool = field(default=False)
 
 
-ServerMessage = Welcome | Started | Stats | File | Paused | Notice | Error
+ServerMessage = Welcome | Started | Stats | Memory | File | Paused | Notice | Error
 
 
 def one_line(text: str) -> str:

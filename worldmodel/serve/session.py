@@ -7,12 +7,13 @@ The event loop calls the methods under "doors"; they only leave notes. The engin
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from worldmodel.errors import UserError
 
 from .companion import Companion
 from .downloads import Downloads
-from .dream import NotFinite, Opening, chunk_action, from_footage, remembered
+from .dream import NotFinite, Opening, chunk_action, from_footage
 from .inputs import InputTimeline
 from .keepsakes import Keepsakes
 from .limits import Limits
@@ -26,6 +27,7 @@ from .protocol import (
     REAL,
     Error,
     Hello,
+    Memory,
     Notice,
     Paused,
     ProtocolError,
@@ -68,6 +70,7 @@ class Session:
         self._requests: deque[Callable[[], object]] = deque()
         self._stream = Stream(worlds, hello.world or worlds.first_name, limits.replay)
         self._companion = Companion(world, real, self._tell, lambda line: self.say(Error(message=line)))
+        self._memory: Memory | None = None  # what it holds now
         self._due = 0.0
         self._paused, self._done, self._detached = hello.paused, False, False
         self.restart(lambda: opening, "start", hello.start)
@@ -108,7 +111,8 @@ class Session:
         def go_on() -> None:
             where = [] if self._stream.dream is None else [self._stream.started(self.projector.stream)]
             pause = [Paused(on=True)] if hello.paused else []
-            greeting = [write_message(message) for message in (welcome, *where, *pause)]
+            memory = [self._memory] if self._memory is not None and self._memory.places else []
+            greeting = [write_message(message) for message in (welcome, *where, *pause, *memory)]
             if self.outbox.reopen(number, hello.window, greeting):
                 self._paused, self._due = hello.paused, time.perf_counter()
                 self._choose(Choices.of(hello, self.world.fps))
@@ -202,14 +206,15 @@ class Session:
 
     def stats(self, clients: int) -> Stats:
         """The numbers of this moment."""
-        dream, now = self._stream.dream, time.perf_counter()
+        dream, memory, now = self._stream.dream, self._memory, time.perf_counter()
+        sink, slow, ring = (memory.sink, memory.slow, memory.ring) if memory else (0, [], 0)
         return Stats(
             stream=self.projector.stream, fps=round(self.meter.rate(now), 2), chunk=self.meter.latency(),
             stages=self.meter.stages(), queue=self.outbox.waiting, queue_limit=self.outbox.limit,
-            drops=self.outbox.drops, memory=remembered(self._stream.world, dream) if dream else 0,
+            drops=self.outbox.drops, memory=sink + len(slow) + ring,
             memory_bytes=dream.state.memory.nbytes if dream else 0, held=dream.held if dream else 0,
             frames=self.projector.index, steps=self.choices.steps, paused=self._paused,
-            recording=self._keepsakes.recording, clients=clients,
+            recording=self._keepsakes.recording, clients=clients, sink=sink, slow=slow, ring=ring,
         )  # fmt: skip
 
     def _ask(self, request: Callable[[], object]) -> None:
@@ -272,6 +277,7 @@ class Session:
         if self._companion.shown:
             show = self.projector.show
             self._companion.step(deed, lambda real: show(real[-stamp.size :], stamp, REAL, self.choices))
+        self._tell_memory()
         self._keepsakes.add(frames)
         if self._stream.now.state.memory.nbytes > self.limits.memory:
             self._pause(True, f"the memory has grown over {self.limits.memory >> 20} MB: restart to go on")
@@ -308,7 +314,15 @@ class Session:
         self.say(self._stream.started(self.projector.stream))
         first = self.projector.stamp(0, 1, self._due)
         self.projector.show(self._stream.now.last[None], first, CONTEXT, self.choices)
+        self._tell_memory()
         return first
+
+    def _tell_memory(self) -> None:
+        """Tell the client what the memory holds, if it chooses frames and holds others than before."""
+        before, now = self._memory, self._stream.memory(self.projector.stream, self.projector.index)
+        self._memory = now
+        if now.places and (before is None or now != replace(before, index=now.index)):
+            self.outbox.say(write_message(now), kind="memory")
 
     def _pause(self, on: bool, reason: str = "") -> None:
         self._paused, self._due = on, time.perf_counter()

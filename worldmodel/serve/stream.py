@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from worldmodel.errors import UserError
 from worldmodel.models.world import WorldModel
 
-from .dream import Dream, Opening, Pictures, advance, begin
-from .protocol import Started
+from .dream import Dream, Opening, Pictures, advance, begin, holding
+from .protocol import Memory, Started
 from .replay import Deed, Replay, sampler_of, write_replay
 from .worlds import Worlds
 
@@ -124,6 +124,18 @@ class Stream:
         return Started(
             stream=number, source=self.source, index=self.start, seed=self.seed, context=given, world=self._name,
             scripted=max(0, chunks * self.world.pixel_frames - short),
+        )  # fmt: skip
+
+    def memory(self, number: int, index: int) -> Memory:
+        """What the memory holds, in the session's stream of this number whose next picture has this index."""
+        dream, held, pictures = self.now, holding(self.world, self.now), self.world.tokenizer.temporal
+
+        def shown(frames: tuple[int, ...]) -> list[int]:
+            return [index - 1 - dream.ago(frame) * pictures for frame in frames]
+
+        return Memory(
+            stream=number, index=index - 1, pictures=pictures, sink=held.sink, slow=shown(held.slow),
+            read=shown(held.read), places=held.places, ring=held.ring,
         )  # fmt: skip
 
     def close(self) -> None:

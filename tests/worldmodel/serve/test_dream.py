@@ -18,8 +18,8 @@ from worldmodel.serve.dream import (
     from_footage,
     from_picture,
     from_start,
+    holding,
     picture_size,
-    remembered,
 )
 from worldmodel.serve.sources import Footage
 
@@ -62,7 +62,7 @@ def test_seed_action_and_beginning_matter(world) -> None:
 def test_the_first_picture_is_the_last_of_the_beginning(painted) -> None:
     dream = begin(painted, from_start(painted, 2, 0))
     assert np.array_equal(dream.last, to_uint8(painted.starts.x[2, -1]))
-    assert remembered(painted, dream) == 8
+    assert holding(painted, dream).frames == 8
 
 
 def test_a_copy_goes_its_own_way(world) -> None:
@@ -107,7 +107,7 @@ def test_a_picture_becomes_a_chunk_without_motion(painted) -> None:
 def test_a_model_without_beginnings_starts_from_nothing(world) -> None:
     bare = replace(world, starts=None)
     dream = begin(bare, from_start(bare, 0, 1))
-    assert remembered(bare, dream) == 0
+    assert holding(bare, dream).frames == 0
     given = actions(2)
     changed = [given[0].clone(), given[1]]
     changed[0][0] += 0.5  # the very first frame has no action, whatever is pressed
@@ -127,7 +127,7 @@ def test_memory_length(world) -> None:
         dream = begin(each, from_start(each, 0, 0))
         for action in actions(4):
             _, dream = advance(each, each.stream.sampler, action, dream)
-        assert remembered(each, dream) == expected
+        assert holding(each, dream).frames == expected
 
 
 def test_a_pipelined_sampler_streams(world) -> None:
