@@ -1,9 +1,10 @@
 """What a run is, beside how far and how fast it goes: a checkpoint is continued only by the run that made it.
 
 What may change between the two is what leaves every step as it was (out, log_every, save_every, threads, compile,
-checkpointing ..., and the stream where the objective makes no rollouts) and what people change on purpose while a run
-goes on (steps, schedule, the optimizer's rates). `init` may change where all weights are trained, as it is only a
-start; the frozen weights under adapters are known by their fingerprint, wherever they lie.
+checkpointing ..., and the stream where the objective makes no rollouts and its memory holds whole clips) and what
+people change on purpose while a run goes on (steps, schedule, the optimizer's rates). `init` may change where all
+weights are trained, as it is only a start; the frozen weights under adapters are known by their fingerprint, wherever
+they lie.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from torch import nn
 
 from worldmodel.errors import UserError
 from worldmodel.fingerprint import fingerprint_of_tensors
+from worldmodel.models.dit import DiTConfig
 from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
 from worldmodel.objectives.pushforward import Pushforward
@@ -58,9 +60,19 @@ def _values(run: Run, frozen: str | None) -> dict[str, Any]:
     }
     if isinstance(run.objective, FrechetForcing | SelfForcing | Hero | Pushforward):
         values["stream"] = run.stream  # its sampler, memory and context time make the rollouts
+    else:
+        values["stream.memory"] = run.stream.memory if _limits(run) else "one that holds whole clips"
     if frozen is not None:
         values["init"] = {"path": run.init, "frozen": frozen}
     return values
+
+
+def _limits(run: Run) -> bool:
+    """Whether chunks of the clips see less, by the stream's memory, than all that is before them."""
+    memory = run.stream.memory
+    if not isinstance(run.model, DiTConfig) or memory.capacity is None:
+        return False
+    return memory.compares or memory.capacity < run.data.length - run.model.chunk
 
 
 def check_identity(stored: dict[str, Any], run: Run, frozen: str | None, where: str, version: int) -> None:

@@ -24,9 +24,10 @@ from worldmodel import checkpoint
 from worldmodel import train as training
 from worldmodel.errors import UserError
 from worldmodel.generate import Diverged
-from worldmodel.memory import WindowConfig
+from worldmodel.memory import LactConfig, SlowFastConfig, WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
+from worldmodel.models.fast_layer import FastConfig
 from worldmodel.models.lora import LoraConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import StreamConfig, WorldModel
@@ -35,6 +36,7 @@ from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.own_rollouts import OwnRollouts
 from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.optim import AdamW, Muon, Schedule
+from worldmodel.rollout import join, replay, rollout, start
 from worldmodel.sampler import Euler
 from worldmodel.train import train
 
@@ -596,16 +598,43 @@ def test_another_run_does_not_resume(data, changes, message, tmp_path):
 
 
 def test_the_stream_is_part_of_what_rolls_out(tmp_path):
-    """An objective that trains on rollouts makes them with it; else it is how the model is deployed, and may change."""
-    streams = [StreamConfig(memory=WindowConfig(ring=ring), sampler=Euler(steps=1)) for ring in (4, 6)]
+    """An objective that trains on rollouts makes them with it, and a memory shorter than the clips limits what chunks
+    see; else it is how the model is deployed, and may change."""
+    streams = {ring: StreamConfig(memory=WindowConfig(ring=ring), sampler=Euler(steps=1)) for ring in (4, 6, 8)}
     forcing = FrechetForcing(rollouts=OwnRollouts(lengths=((0, 1),)), context=0.0, reality=0.0, anchor=1.0)
-    for name, objective in (("plain", FlowMatching()), ("rolls", forcing)):
-        train(tiny_run(tmp_path / name, {"length": 8}, steps=1, objective=objective, stream=streams[0]))
-    train(tiny_run(tmp_path / "plain", {"length": 8}, steps=2, objective=FlowMatching(), stream=streams[1]))
-    assert WorldModel.load(tmp_path / "plain" / "model").stream == streams[1]
-    with pytest.raises(UserError, match=r"stream\.memory\.ring was 4, this run's is 6; choose another out folder"):
-        train(tiny_run(tmp_path / "rolls", {"length": 8}, steps=2, objective=forcing, stream=streams[1]))
-    train(tiny_run(tmp_path / "rolls", {"length": 8}, steps=2, objective=forcing, stream=streams[0]))
+
+    def go(name, steps, objective, ring):
+        train(tiny_run(tmp_path / name, {"length": 8}, steps=steps, objective=objective, stream=streams[ring]))
+
+    go("plain", 1, FlowMatching(), 6)
+    go("plain", 2, FlowMatching(), 8)
+    assert WorldModel.load(tmp_path / "plain" / "model").stream == streams[8]
+    for name, objective in (("short", FlowMatching()), ("rolls", forcing)):
+        go(name, 1, objective, 4)
+        found = r"\.ring was 4, this run's is 6" if name == "rolls" else r" was WindowConfig, this run's is one that"
+        with pytest.raises(UserError, match=rf"stream\.memory{found}.*; choose another out folder"):
+            go(name, 2, objective, 6)
+        go(name, 2, objective, 4)
+
+
+@pytest.mark.parametrize("memory", [SlowFastConfig(sink=0, slow=2, fast=2, every=2), LactConfig(ring=2)], ids=str)
+def test_a_memory_is_trained_and_deployed(memory, tmp_path):
+    """On clips longer than it, stopped and resumed to the same bits; the world that is saved streams with it."""
+    fast = FastConfig(groups=1, momentum=True) if isinstance(memory, LactConfig) else None
+    model = replace(tiny_run(tmp_path / "whole").model, fast=fast)
+    changes = {"model": model, "stream": StreamConfig(memory=memory, sampler=Euler(steps=1)), "steps": 4}
+    changes |= {"objective": FlowMatching(drift=0.5, errors=16)}
+    train(tiny_run(tmp_path / "whole", {"length": 12}, **changes))
+    train(tiny_run(tmp_path / "run", {"length": 12, "stop_at": 2}, **changes))
+    train(tiny_run(tmp_path / "run", {"length": 12}, **changes))
+    assert same_training(tmp_path / "whole", tmp_path / "run")
+    world = WorldModel.find(tmp_path / "run")
+    assert world.stream.memory == memory and world.dit.cfg.fast == fast
+    clip = next(TinyData(folder=tmp_path, length=12).batches(0, 0, 1, 1))[0]
+    state = start(world.dit, memory, torch.arange(4), clip.frames(0, 2))
+    with torch.no_grad():
+        made = join(rollout(world.dit, replay(clip.control.frames(2, 12), 2), world.stream.sampler, state))
+    assert made.shape[1] == 10 and made.isfinite().all()
 
 
 def test_adapters_go_on_upon_the_same_weights(tmp_path):
@@ -683,7 +712,7 @@ def test_parts_that_do_not_fit(tmp_path):
         with pytest.raises(UserError, match=message):
             train(tiny_run(tmp_path / "run", model=DiTConfig(**(model | changes))))
     short = StreamConfig(memory=WindowConfig(ring=1))
-    with pytest.raises(UserError, match=r"stream\.memory\.ring is 1: .* one chunk, model\.chunk is 2"):
+    with pytest.raises(UserError, match=r"stream\.memory: .* a ring of 1 frames does not hold one chunk of 2"):
         train(tiny_run(tmp_path / "run", stream=short))
     with pytest.raises(UserError, match="clips of 6 frames must be chunks of 2, more than the 3 that are only context"):
         train(tiny_run(tmp_path / "run", objective=FlowMatching(context=3)))
