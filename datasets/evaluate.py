@@ -1,4 +1,4 @@
-"""The commands that measure a model on recordings: `evaluate drift | compare | context | actions | latency`."""
+"""The commands that measure: `evaluate drift | compare | context | actions | latency | memory`."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from worldmodel.datasets.held_out import held_out
+from worldmodel.errors import UserError
 from worldmodel.evaluate.actions import evaluate_actions
 from worldmodel.evaluate.compare import CompareSettings, evaluate_compare, parse_arms
 from worldmodel.evaluate.context.arms import arms_of, overrides
@@ -17,11 +18,14 @@ from worldmodel.evaluate.context.bench import ContextSettings
 from worldmodel.evaluate.context.evaluate import evaluate_context
 from worldmodel.evaluate.drift import evaluate_drift
 from worldmodel.evaluate.latency import evaluate_latency
+from worldmodel.evaluate.memory_bench import CostSettings, random_world
+from worldmodel.evaluate.memory_cost import evaluate_memory
 from worldmodel.evaluate.probe import WINDOW
 from worldmodel.evaluate.report import Report
 from worldmodel.evaluate.report_files import write, write_pictures
-from worldmodel.models.world import WorldModel
+from worldmodel.models.world import WorldModel, check_device
 from worldmodel.options import check_range, check_seeds, check_threads
+from worldmodel.sampler import with_steps
 
 
 def drift(
@@ -242,16 +246,67 @@ def latency(
     return _finish(replace(found, command=command), "latency", out, json)
 
 
+def memory(
+    checkpoint: Path | None = None,
+    out: Path | None = None,
+    json: Path | None = None,
+    budget: int = 24,
+    lengths: tuple[int, ...] = (),
+    short: bool = False,
+    steps: int | None = None,
+    size: tuple[int, int] | None = None,
+    chunk: int | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    heads: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    threads: int = 1,
+) -> int:
+    """Time and bytes of a chunk against the length of the context, for every memory policy at equal bytes.
+
+    Example: worldmodel evaluate memory demos/models/doom --budget 24 --out reports/memory
+
+    Window, sink and window, slow-fast, retrieval and lact memories have the bytes of --budget frames; beside them are
+    full memory, and full attention that is computed again without a memory. --lengths of the context in frames: 8 to
+    512, doubling. Without a folder the model has random weights, latents of --size (8 8) in --chunk frames (2) and
+    --width 192, --depth 6, --heads 6: only cost is measured. Fast weights for lact are added where the model has none.
+    --steps: the sampler's model calls per chunk. --short takes 10 rounds instead of 50, and lengths 8, 32 and 128.
+    """
+    command = _command(memory, locals())
+    check_range(1, budget=budget, steps=steps, chunk=chunk, width=width, depth=depth, heads=heads)
+    check_seeds(seed=seed)
+    if checkpoint is None:
+        _prepare(device, threads)
+        world = random_world(size or (8, 8), chunk or 2, width or 192, depth or 6, heads or 6, device=device)
+        source = "The model is one of random weights."
+    else:
+        for name, value in (("size", size), ("chunk", chunk), ("width", width), ("depth", depth), ("heads", heads)):
+            if value is not None:
+                raise UserError(f"--{name} is of a random model: it does not go with {checkpoint}")
+        world, source = _load(checkpoint, device, threads), f"The model is {checkpoint}."
+    if steps is not None:
+        world = replace(world, stream=replace(world.stream, sampler=with_steps(world.stream.sampler, steps)))
+    settings = CostSettings(budget=budget, lengths=lengths or None, seed=seed)
+    found = evaluate_memory(world, settings, short=short, source=source)
+    return _finish(replace(found, command=command), "memory", out, json)
+
+
 def _load(folder: Path, device: str, threads: int) -> WorldModel:
+    _prepare(device, threads)
+    return WorldModel.find(folder, device)
+
+
+def _prepare(device: str, threads: int) -> None:
     check_threads(threads)
     torch.set_num_threads(threads)
-    return WorldModel.find(folder, device)
+    check_device(device)
 
 
 def _command(function: Callable[..., int], given: Mapping[str, Any]) -> str:
     """What to type for the same report: the first argument, and the others that are not their defaults."""
     (first, _), *others = signature(function).parameters.items()
-    places = given[first] if isinstance(given[first], tuple) else (given[first],)
+    places = given[first] if isinstance(given[first], tuple) else () if given[first] is None else (given[first],)
     words = ["worldmodel", "evaluate", function.__name__, *map(str, places)]
     for name, parameter in others:
         value = given[name]

@@ -46,6 +46,7 @@ COMMANDS = {
     "evaluate context": Command(EVALUATE, "context", ("models",), "how long it remembers what it has seen"),
     "evaluate actions": Command(EVALUATE, "actions", ("checkpoint",), "does the video follow its actions?"),
     "evaluate latency": Command(EVALUATE, "latency", ("checkpoint",), "frames per second, early and late"),
+    "evaluate memory": Command(EVALUATE, "memory", ("checkpoint",), "cost of every memory against context length"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
     "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
