@@ -52,21 +52,16 @@ class Dream:
     state: State
     decoding: DecodeState | None
     recent: tuple[Chunk, ...]  # the newest good chunks, at most RECENT
+    numbers: tuple[int, ...]  # of these; the first one made is 0, those of the opening are below
     last: Pixels  # [H, W, 3], the newest good picture
     chunks: int = 0  # made so far
     held: int = 0  # of these, not finite
     failing: int = 0  # of these, the newest ones in a row
-    rebuilt: int = 0  # latent frames that the memory was last rebuilt from
-    gap: int = 0  # latent frames that were shown between these and the ones made since
+    rebuilt: tuple[int, ...] = ()  # numbers of the chunks that the memory was last rebuilt from
 
     def copy(self) -> "Dream":
         """The same moment again, with storage of its own."""
         return replace(self, state=self.state.select(torch.arange(1, device=self.state.frame.device)))
-
-    def ago(self, frame: int) -> int:
-        """How many latent frames were shown after one that is remembered, of this number in the memory."""
-        after = int(self.state.frame[0]) - 1 - frame
-        return after + self.gap if frame < self.rebuilt else after
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +130,10 @@ def begin(world: WorldModel, opening: Opening) -> Dream:
     with torch.no_grad():
         state = _remembering(world, context, opening.seed)
         if context is None:
-            return Dream(opening, state, None, (), np.zeros((*height_width, 3), np.uint8))
+            return Dream(opening, state, None, (), (), np.zeros((*height_width, 3), np.uint8))
         pixels, decoding = world.tokenizer.decode_stream(context.x, None)
     recent = tuple(context.chunks(world.dit.chunk))[-RECENT:]
-    return Dream(opening, state, decoding, recent, to_uint8(pixels[0, -1]))
+    return Dream(opening, state, decoding, recent, tuple(range(-len(recent), 0)), to_uint8(pixels[0, -1]))
 
 
 def advance(world: WorldModel, sampler: AnySampler, action: Tensor, dream: Dream) -> tuple[Pictures, Dream]:
@@ -159,9 +154,17 @@ def advance(world: WorldModel, sampler: AnySampler, action: Tensor, dream: Dream
     pictures = Pictures(frames, not good, watch.seconds)
     if not good:
         return pictures, _rebuilt(world, dream)
-    recent = (*dream.recent, chunk)[-RECENT:]
-    after = replace(dream, state=state, decoding=decoding, recent=recent, last=frames[-1], failing=0)
+    recent, numbers = (*dream.recent, chunk)[-RECENT:], (*dream.numbers, dream.chunks)[-RECENT:]
+    after = replace(dream, state=state, decoding=decoding, recent=recent, numbers=numbers, last=frames[-1], failing=0)
     return pictures, replace(after, chunks=dream.chunks + 1)
+
+
+def ago(world: WorldModel, dream: Dream, frame: int) -> int:
+    """How many latent frames were shown after one that the memory knows by this number."""
+    chunk, place = divmod(frame, world.dit.chunk)
+    if chunk < len(dream.rebuilt):
+        return (dream.chunks - dream.rebuilt[chunk]) * world.dit.chunk - 1 - place
+    return int(dream.state.frame[0]) - 1 - frame
 
 
 def holding(world: WorldModel, dream: Dream) -> Holding:
@@ -183,9 +186,9 @@ def _rebuilt(world: WorldModel, dream: Dream) -> Dream:
     seed = int(row_seed(dream.opening.seed, torch.tensor([dream.held + 1]))[0])  # other noise than the first time
     fresh = begin(world, Opening(context, seed))
     after = replace(fresh, opening=dream.opening, last=dream.last, failing=failing, held=dream.held + 1)
-    since = 1 if recent else dream.chunks + 1  # chunks shown after what it was rebuilt from
-    after = replace(after, rebuilt=int(fresh.state.frame[0]), gap=since * world.dit.chunk)
-    return replace(after, chunks=dream.chunks + 1)
+    given = tuple(range(-int(fresh.state.frame[0]) // world.dit.chunk, 0))
+    numbers = dream.numbers if recent else fresh.numbers
+    return replace(after, chunks=dream.chunks + 1, numbers=numbers, rebuilt=dream.numbers if recent else given)
 
 
 def _joined(chunks: tuple[Chunk, ...]) -> Clip[ActionControl]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from worldmodel.errors import UserError
 from worldmodel.models.world import WorldModel
 
-from .dream import Dream, Opening, Pictures, advance, begin, holding
+from .dream import Dream, Opening, Pictures, advance, ago, begin, holding
 from .protocol import Memory, Started
 from .replay import Deed, Replay, sampler_of, write_replay
 from .worlds import Worlds
@@ -128,10 +128,11 @@ class Stream:
 
     def memory(self, number: int, index: int) -> Memory:
         """What the memory holds, in the session's stream of this number whose next picture has this index."""
-        dream, held, pictures = self.now, holding(self.world, self.now), self.world.tokenizer.temporal
+        world, dream, held = self.world, self.now, holding(self.world, self.now)
+        pictures = world.tokenizer.temporal
 
         def shown(frames: tuple[int, ...]) -> list[int]:
-            return [index - 1 - dream.ago(frame) * pictures for frame in frames]
+            return [index - 1 - ago(world, dream, frame) * pictures for frame in frames]
 
         return Memory(
             stream=number, index=index - 1, pictures=pictures, sink=held.sink, slow=shown(held.slow),

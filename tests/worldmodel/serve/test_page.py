@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from relay import Relay
 
 from worldmodel import capabilities
+from worldmodel.memory import SlowFastConfig
 from worldmodel.serve.client import Client
 from worldmodel.serve.limits import Limits
 from worldmodel.serve.protocol import Hello
@@ -406,8 +408,6 @@ def test_what_a_person_reads_when_it_does_not_work(painted, serving, open_page) 
 
 
 def test_worlds_with_other_actions_get_bars(painted, serving, open_page) -> None:
-    from dataclasses import replace
-
     spec = replace(painted.actions, names=("x", "y", "grip"), low=(-1.0, -1.0, -1.0), high=(1.0, 1.0, 1.0))
     with serving(replace(painted, actions=spec)) as (address, _):
         page = open_page(address)
@@ -416,6 +416,97 @@ def test_worlds_with_other_actions_get_bars(painted, serving, open_page) -> None
         page.keyboard.down("e")
         until_colour(page, (128, 128, round(127.5 + 127.5 * 0.6)))
         assert page.evaluate("() => document.querySelectorAll('.bars i')[2].style.getPropertyValue('--v')") == "1"
+
+
+def remembering(world):
+    """With a memory in which every second frame stays a while: keys of zeros, as here, are always surprising."""
+    memory = SlowFastConfig(sink=1, slow=3, fast=4, every=2)
+    return replace(world, stream=replace(world.stream, memory=memory))
+
+
+def colour_of(page, index: int) -> list[int]:
+    """The first pixel of the thumbnail of a picture, red, green and blue."""
+    return page.evaluate(
+        f"""() => {{
+          const canvas = document.querySelector('#memory .kept[data-index="{index}"] canvas');
+          return [...canvas.getContext("2d").getImageData(9, 9, 1, 1).data].slice(0, 3);
+        }}"""
+    )
+
+
+def test_the_overlay_shows_what_the_memory_holds(painted, serving, open_page) -> None:
+    """Thumbnails of the slow memory are the pictures that it names; what came before the page has a placeholder."""
+    with serving(remembering(painted)) as (address, studio):
+        page = open_page(address)
+        live(page)
+        strip = page.locator("#memory")
+        assert strip.is_hidden()
+        page.keyboard.press("o")
+        page.wait_for_selector("#memory", state="visible")
+        page.keyboard.down("w")
+        green = """() => {
+          const seen = [...document.querySelectorAll('#memory .kept canvas')];
+          return seen.length === 3 && seen.every((canvas) => canvas.width === 32)
+            && seen.every((canvas) => canvas.getContext("2d").getImageData(9, 9, 1, 1).data[1] > 250);
+        }"""
+        page.wait_for_function(green)  # all that was seen at rest has gone
+        page.wait_for_function("() => document.querySelectorAll('#memory .kept:last-child.fresh').length === 1")
+        assert page.locator("#memory .fresh").count() == 1
+        page.keyboard.press("Space")
+        live(page, "paused")
+        page.keyboard.up("w")
+        (session,) = studio.sessions
+        slow = session.stats(1).slow
+        page.wait_for_function(f"() => document.querySelector('#memory .kept:last-child').dataset.index == {slow[-1]}")
+        assert [int(each.get_attribute("data-index")) for each in strip.locator(".kept").all()] == slow
+        newest = session.projector.index - 1
+        ages = [f"{(newest - index) / 24:.1f} s" for index in slow]
+        page.wait_for_function(f"() => document.querySelector('#memory .kept span').textContent === '{ages[0]}'")
+        assert strip.locator(".kept span").all_text_contents() == ages
+        assert [colour_of(page, index)[1] for index in slow] == [255] * 3
+        assert strip.locator(".sink span").text_content() == "first 1"
+        assert strip.locator(".ring i").count() == 4
+
+        page.fill("#seed", "77")  # a stream begins, and is paused
+        page.press("#seed", "Enter")
+        page.wait_for_selector("#memory .kept.unseen")
+        assert session.stats(1).slow == [-5]  # frame 2 of 8
+        assert strip.locator(".unseen").get_attribute("title") == "given before the stream began"
+        assert strip.locator(".kept span").all_text_contents() == ["", "", "0.2 s"]
+        assert strip.locator(".fresh").count() == 0
+
+
+def test_kept_pictures_are_bounded(painted, serving, open_page) -> None:
+    with serving(remembering(painted)) as (address, _):
+        page = open_page(address)
+        page.evaluate(
+            """() => {
+              const set = Map.prototype.set;
+              window.kept = new Set(); // maps of picture messages, by index
+              window.most = 0;
+              Map.prototype.set = function (key, value) {
+                const changed = set.call(this, key, value);
+                if (value?.payload && value.index === key) window.kept.add(this);
+                for (const map of window.kept) window.most = Math.max(window.most, map.size);
+                return changed;
+              };
+            }"""
+        )
+        live(page)
+        page.click("#speed button[data-pace='0']")
+        page.wait_for_function("() => Number(document.querySelector('#memory .kept:last-child')?.dataset.index) > 150")
+        assert 1 < page.evaluate("window.most") <= 4 + 8 * 4 + 1 + 3 * 17  # ring, late chunks, and what is named
+
+
+def test_window_memory_has_no_strip(painted, serving, open_page) -> None:
+    with serving(painted) as (address, _):
+        page = open_page(address)
+        live(page)
+        page.keyboard.press("o")
+        page.wait_for_function(
+            "() => document.querySelector('#numbers [data-name=memory]')?.textContent.startsWith('12 ')"
+        )
+        assert page.locator("#memory").is_hidden()
 
 
 def test_small_screens_show_picture_and_buttons(painted, serving, open_page) -> None:

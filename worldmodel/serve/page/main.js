@@ -3,9 +3,10 @@
 import { Connection } from "./connection.js";
 import { Controls } from "./controls.js";
 import { Films, Still } from "./films.js";
+import { MemoryStrip } from "./memory.js";
 import { Hud, Overlay } from "./overlay.js";
 import { Player } from "./player.js";
-import { CONTEXT, REAL, address, upload } from "./protocol.js";
+import { CONTEXT, HELD, REAL, address, upload } from "./protocol.js";
 import { Tape } from "./tape.js";
 
 const $ = (id) => document.getElementById(id);
@@ -29,6 +30,7 @@ const real = new Player($("real"), 24);
 const before = new Still($("before"));
 const films = new Films();
 const tape = new Tape();
+const memory = new MemoryStrip($("memory"), (visible) => document.body.classList.toggle("remembering", visible));
 let hud = null;
 
 const connection = new Connection(
@@ -46,9 +48,10 @@ function opened(world) {
   state.world = world;
   state.seq = world.seq;
   dream.nominal = real.nominal = 1000 / world.fps;
+  memory.fps = world.fps;
   document.title = world.title;
   $("title").textContent = world.title;
-  $("screens").style.setProperty("--aspect", world.width / world.height);
+  document.body.style.setProperty("--aspect", world.width / world.height);
   showWorlds(world.worlds);
   $("about").textContent = world.starts
     ? "Every picture is made by the network, chunk by chunk, from your keys and what it remembers."
@@ -89,6 +92,7 @@ function received(message) {
       state.name = message.world;
       dream.restart();
       real.restart();
+      memory.begin(message.stream);
       if (message.source === "start") state.start = message.index;
       state.source = message.source;
       state.seed = message.seed;
@@ -102,6 +106,7 @@ function received(message) {
       if (!$("overlay").hidden) overlay.draw(message, dream.skipped);
       if (!message.recording && state.recordingSince && performance.now() - state.recordingSince > 2500) finishRecording();
       break;
+    case "memory": memory.tell(message); break;
     case "paused":
       state.paused = message.on;
       if (!message.on && scriptOver()) setScript(0);
@@ -126,6 +131,7 @@ function received(message) {
 function arrived(frame) {
   if (frame.stream !== state.stream) return connection.send({ type: "ack", pts: frame.pts });
   if (!state.scripted && !(frame.flags & (REAL | CONTEXT))) tape.note(frame);
+  if (!(frame.flags & (REAL | HELD))) memory.keep(frame);
   if (!(frame.flags & REAL) && state.world.worlds.length > 1) films.add(state.name, frame);
   (frame.flags & REAL ? real : dream).push(frame, performance.now());
 }
@@ -133,6 +139,7 @@ function arrived(frame) {
 function dreamShown(frame) {
   const now = performance.now();
   overlay.shown(frame, now);
+  memory.shown(frame.index);
   state.at = frame.index;
   showScript();
   if (frame.place === frame.size - 1 || frame.flags & CONTEXT) connection.send({ type: "ack", pts: frame.pts });
@@ -220,6 +227,7 @@ const shortcuts = {
   stats: () => {
     $("overlay").hidden = !$("overlay").hidden;
     $("stats").setAttribute("aria-pressed", String(!$("overlay").hidden));
+    memory.toggle(!$("overlay").hidden);
     if (state.stats) overlay.draw(state.stats, dream.skipped);
   },
   look: () => {
