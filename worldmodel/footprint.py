@@ -10,10 +10,12 @@ from typing import Literal
 
 from torch import nn
 
+from worldmodel.fast_footprint import fast_activations, fast_operations
 from worldmodel.kernels.attention import Span
 from worldmodel.memory import MemoryConfig
-from worldmodel.models.clip_view import view_clip
+from worldmodel.models.clip_view import ClipView, view_clip
 from worldmodel.models.dit import DiT
+from worldmodel.models.fast_layer import Turn
 from worldmodel.models.layers import Block
 from worldmodel.models.lora import LoraLinear
 from worldmodel.objectives.flow_matching import FlowMatching
@@ -34,6 +36,7 @@ class Shapes:
     precision: Precision
     memory: MemoryConfig | None = None  # that limits what the chunks of a clip see
     past: int | None = None  # frames of a memory that all of one chunk look at, in a rollout
+    written: bool = False  # whether that chunk is clean and written to the memory
 
     @classmethod
     def of(
@@ -50,15 +53,23 @@ class Shapes:
         """Frames that the model sees, F."""
         return (self.history or 0) + self.made
 
-    def spans(self, model: DiT) -> tuple[Span, ...]:
-        """Which keys the queries of a row look at; a memory's frames come first, in places that may be empty yet."""
+    def view(self, model: DiT) -> ClipView:
+        """Which keys the queries of a row look at; a memory's frames come first, in places that may be empty yet. And
+        the turns of fast weights, none without them.
+        """
+        cfg, n = model.cfg, model.cfg.geometry.tokens
         if self.past is None:
-            cfg = model.cfg
-            view = view_clip(cfg.geometry, cfg.chunk, model.rope, self.memory, self.frames, self.made, self.history)
-            return view.spans
-        n = model.cfg.geometry.tokens
-        start, end = self.past * n, (self.past + self.made) * n
-        return (Span(queries=(0, self.made * n), keys=((0, start), (start, end))),)
+            found = view_clip(cfg.geometry, cfg.chunk, model.rope, self.memory, self.frames, self.made, self.history)
+            return ClipView(found.spans, found.turns or ())
+        start, end, own = self.past * n, (self.past + self.made) * n, (0, self.made * n)
+        turns = (Turn((own,), own if self.written else None),) if cfg.fast is not None else ()
+        return ClipView((Span(queries=own, keys=((0, start), (start, end))),), turns)
+
+    @property
+    def compared(self) -> int:
+        """Frames that the first layer's keys are made of beforehand, for a memory that compares them."""
+        compares = self.past is None and self.memory is not None and self.memory.compares
+        return (self.frames if self.history is None else self.history) if compares else 0
 
     @property
     def bytes(self) -> int:
@@ -106,9 +117,11 @@ def activations(model: DiT, shapes: Shapes) -> Activations:
     attention = modulated(block.qkv) + 3 * a * width
     attention += normed(block.norm_q, a == 2) + normed(block.norm_k, a == 2)
     attention += 3 * a * width + 4 * tokens * h  # rotated q and k, output, log-sum-exp
-    attention += 2 * a * b * cfg.dim * sum(_joined(span) for span in shapes.spans(model))
+    view = shapes.view(model)
+    attention += 2 * a * b * cfg.dim * sum(_joined(span) for span in view.spans)
     if shapes.past is not None:  # a mask instead of spans, as floats
-        attention += a * b * sum(_pairs(span) for span in shapes.spans(model))
+        attention += a * b * sum(_pairs(span) for span in view.spans)
+    attention += a * b * sum(_keys(span) for span in view.spans if span.moved is not None)  # a mask of keys
     attention += (a * width if _trains(block.out) else 0) + 4 * width  # and what the gate multiplies
     cross = 0
     if block.cross is not None:
@@ -117,9 +130,10 @@ def activations(model: DiT, shapes: Shapes) -> Activations:
     hidden = a * tokens * cfg.hidden
     mlp = modulated(block.mlp.up) + 4 * width + hidden * (3 if block.mlp.gated else 1)
     mlp += hidden if _trains(block.mlp.down) else 0
+    fast = 0 if block.fast is None else fast_activations(block.fast, b, f * n, view.turns or (), a)
     adapters = sum(a * tokens * len(m.lora_a) for m in block.modules() if isinstance(m, LoraLinear))
     return Activations(
-        block=attention + cross + mlp + 6 * frames + adapters,
+        block=attention + fast + cross + mlp + 6 * frames + adapters,
         carried=a * width,
         shared=a * 6 * b * f * cfg.dim,
         text=_text(model, shapes),
@@ -140,7 +154,12 @@ def _pairs(span: Span) -> int:
 
 
 def _keys(span: Span) -> int:
-    return sum(last - first for first, last in span.keys) + (0 if span.moved is None else span.moved.tokens.shape[1])
+    return sum(last - first for first, last in span.keys) + _moved(span)
+
+
+def _moved(span: Span) -> int:
+    """Keys of a span that are read elsewhere in time than where they were."""
+    return 0 if span.moved is None else span.moved.tokens.shape[1]
 
 
 def _block(model: DiT) -> Block:
@@ -171,7 +190,9 @@ def _edges(model: DiT, shapes: Shapes) -> int:
     time = 4 * shapes.rows * shapes.seen * (cfg.time_width + 9 * cfg.dim if _trains(model.time) else 4 * cfg.dim)
     last = (8 + (a if _trains(model.patch_out) else 0)) * tokens * cfg.dim + 8 * tokens
     loss = frame * shapes.made  # the error of the velocity
-    return rope + embedding + time + last + loss
+    moved = sum(_moved(span) for span in shapes.view(model).spans)
+    moves = shapes.rows * moved * (4 * cfg.dim // cfg.heads + 8)  # angles and places
+    return rope + embedding + time + last + loss + moves
 
 
 def _gradient_to_input(model: DiT, name: str) -> bool:
@@ -224,9 +245,13 @@ def operations(model: DiT, shapes: Shapes, checkpointing: bool, calls: int = 1) 
     cfg = model.cfg
     tokens = shapes.rows * shapes.seen * cfg.geometry.tokens
     words, frames = shapes.rows * shapes.text, shapes.rows * shapes.seen
-    pairs = sum(_pairs(span) for span in shapes.spans(model)) * shapes.rows + tokens * shapes.text
+    view, fast = shapes.view(model), _block(model).fast
+    pairs = sum(_pairs(span) for span in view.spans) * shapes.rows + tokens * shapes.text
     scores = 4.0 * pairs * cfg.dim * calls
     forward, backward = cfg.depth * scores, BACKWARD_OF_ATTENTION * cfg.depth * scores
+    if fast is not None:
+        there, back = fast_operations(fast, shapes.rows, view.turns or (), kept=shapes.written)
+        forward, backward = forward + cfg.depth * calls * there, backward + cfg.depth * calls * back
     blocks = forward
     for name, layer in model.named_modules():
         if not isinstance(layer, nn.Linear):
@@ -245,4 +270,18 @@ def operations(model: DiT, shapes: Shapes, checkpointing: bool, calls: int = 1) 
         forward += once + adapter
         backward += once * (layer.weight.requires_grad + to_input) + 2 * adapter
         blocks += (once + adapter) * (name.startswith("blocks.") and not name.endswith("cross.kv"))
+    forward += _comparing(model, shapes)
     return Operations(forward, backward, blocks if checkpointing else 0.0)
+
+
+def _comparing(model: DiT, shapes: Shapes) -> float:
+    """Operations without gradient for what a memory compares frames by: embeddings and the first layer's projection."""
+    block, frames, found = _block(model), shapes.rows * shapes.compared, 0.0
+    of_frame = [*model.time, model.shared, *((block.down, block.up) if block.cfg.rank else ())]
+    for layers, rows in ((of_frame, frames), ((model.patch_in, block.qkv), frames * model.cfg.geometry.tokens)):
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                found += 2.0 * rows * layer.in_features * layer.out_features
+            if isinstance(layer, LoraLinear):
+                found += 2.0 * rows * len(layer.lora_a) * (layer.in_features + layer.out_features)
+    return found

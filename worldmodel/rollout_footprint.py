@@ -15,6 +15,7 @@ from worldmodel.footprint import NOTHING, Operations, Precision, Shapes, activat
 from worldmodel.frechet.features import LatentStatistics
 from worldmodel.frechet.population import Queue
 from worldmodel.frozen_footprint import look
+from worldmodel.memory.budget import bytes_of, frame_bytes
 from worldmodel.models.dit import DiT
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.frechet_forcing import FrechetForcing
@@ -64,15 +65,16 @@ class Rolled:
         """How many rows of the model a row of a rollout takes."""
         return 1 if self.solver.guidance == 1.0 else 2
 
-    def chunk_shapes(self, place: int, copies: int = 1) -> Shapes:
-        """Of a pass over chunk number `place` of a stream."""
+    def chunk_shapes(self, place: int, copies: int = 1, written: bool = False) -> Shapes:
+        """Of a pass over chunk number `place` of a stream. written: the one that writes it to the memory."""
         size, capacity = self.model.chunk, self.stream.memory.capacity
         past = place * size if capacity is None else capacity
-        return Shapes(self.rows * copies, size, None, size, self.text, self.precision, past=past)
+        rows = self.rows * copies
+        return Shapes(rows, size, None, size, self.text, self.precision, past=past, written=written)
 
     def remember(self, place: int) -> Operations:
         """The pass that writes a chunk to the memory."""
-        return operations(self.model, self.chunk_shapes(place), self.checkpointing)
+        return operations(self.model, self.chunk_shapes(place, written=True), self.checkpointing)
 
     def sample(self, place: int, calls: int) -> Operations:
         """Calls of the sampler for a chunk."""
@@ -110,11 +112,12 @@ class Rolled:
         return (passes - 1) * kept.held(depth, self.checkpointing) + kept.peak(depth, self.checkpointing)
 
     def memory(self, frames: int) -> int:
-        """Bytes of keys and values that a rollout of so many frames remembers at its end."""
-        g, capacity = self.model.cfg.geometry, self.stream.memory.capacity
-        held = frames if capacity is None else capacity
-        each = g.layers * self.rows * g.heads * held * g.tokens * g.head_dim
-        return 2 * each * next(self.model.parameters()).itemsize
+        """Bytes that a rollout of so many frames remembers at its end."""
+        config, kind = self.stream.memory, next(self.model.parameters()).dtype
+        geometry = self.model.cfg.geometry
+        if config.capacity is None:
+            return self.rows * frames * frame_bytes(geometry, kind)
+        return self.rows * bytes_of(config, geometry, kind)
 
 
 def rollout_step(rolled: Rolled, objective: Rolling, frames: int, micro: int, tokenizer: Path | None) -> RolloutStep:
@@ -200,7 +203,7 @@ def _frechet(rolled: Rolled, cfg: FrechetForcing, micro: int, tokenizer: Path | 
         def anchored(begin: int) -> Operations:
             place = begin + chunks + cfg.last
             reals = sum((rolled.remember(place - 1 - n).without_gradient for n in range(cfg.last)), NOTHING)
-            return reals + rolled.remember(place)  # as one call without guidance
+            return reals + operations(rolled.model, rolled.chunk_shapes(place), rolled.checkpointing)
 
         found += _led(cfg.rollouts, anchored)
         graphs.append(rolled.peak(rolled.chunk_shapes(before + chunks + cfg.last)))
@@ -240,7 +243,7 @@ def _hero(rolled: Rolled, cfg: Hero, frames: int) -> RolloutStep:
             found += Operations(written.forward, written.backward * (1 - 1 / depth), written.again)
     held = 0
     for place in range(cfg.prefix + chunks):
-        kept = activations(rolled.model, rolled.chunk_shapes(place))
+        kept = activations(rolled.model, rolled.chunk_shapes(place, written=True))
         held += kept.held(depth, checkpointing)
         if place >= cfg.prefix:
             kept = activations(rolled.model, rolled.chunk_shapes(place, rolled.guided))

@@ -18,9 +18,12 @@ from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
 from worldmodel.estimate import Workload, estimate, print_estimate
 from worldmodel.footprint import activations, operations
+from worldmodel.memory import LactConfig, RetrievalConfig, SlowFastConfig, WindowConfig
 from worldmodel.models.dit import DiTConfig
+from worldmodel.models.fast_layer import FastConfig
 from worldmodel.models.lora import LoraConfig, add_lora
 from worldmodel.models.wan_layout import dit_config
+from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.optim import AdamW, Muon
 
@@ -54,6 +57,35 @@ CASES = {
         model=replace(SMALL, depth=8), batch=2, frames=6, lora=LoraConfig(rank=4), checkpointing=True, precision="bf16"
     ),
 }  # fmt: skip
+LACT = StreamConfig(memory=LactConfig(ring=2))
+MEMORIES = {
+    "fast weights": Workload(
+        model=replace(SMALL, fast=FastConfig(groups=4, expand=1.5)), batch=2, frames=8, stream=LACT
+    ),
+    "momentum and muon": Workload(
+        model=replace(SMALL, fast=FastConfig(groups=3, momentum=True, muon=2)), batch=2, frames=6, stream=LACT,
+        objective=FlowMatching(chunk_noise="independent"),
+    ),
+    "fast weights bf16": Workload(
+        model=replace(SMALL, fast=FastConfig(groups=2, expand=0.5)), batch=2, frames=6, stream=LACT, precision="bf16"
+    ),
+    "fast weights lora checkpointing": Workload(
+        model=replace(SMALL, depth=8, fast=FastConfig(groups=3)), batch=2, frames=6, stream=LACT,
+        lora=LoraConfig(rank=4), checkpointing=True,
+    ),
+    "sink and window": Workload(
+        model=SMALL, batch=2, frames=14, stream=StreamConfig(memory=WindowConfig(sink=1, ring=3)),
+    ),
+    "slow-fast": Workload(
+        model=replace(SMALL, rank=8), batch=2, frames=14,
+        stream=StreamConfig(memory=SlowFastConfig(sink=1, slow=3, fast=4, every=2)),
+    ),
+    "retrieval": Workload(
+        model=SMALL, batch=2, frames=12, stream=StreamConfig(memory=RetrievalConfig(sink=0, bank=3, read=2, ring=2)),
+        objective=FlowMatching(chunk_noise="independent"),
+    ),
+}  # fmt: skip
+CASES |= MEMORIES
 
 
 def real(work):
@@ -68,7 +100,7 @@ def real(work):
     has_action = torch.ones(rows, work.frames, dtype=torch.bool)
     control = ActionControl(torch.randn(rows, work.frames, cfg.actions), has_action, text)
     clip = Clip(torch.randn(rows, work.frames, *model.frame_shape), control, torch.arange(rows))
-    objective = work.objective.build(model, cfg, 0)
+    objective = work.objective.build(model, cfg, 0, work.stream.memory)
 
     def loss():
         half = torch.autocast("cpu", torch.bfloat16) if work.precision == "bf16" else contextlib.nullcontext()
@@ -92,7 +124,11 @@ def test_activations_are_what_is_allocated(name):
     assert memory.casts + memory.activations == pytest.approx(held + more, rel=0.10)
 
 
-@pytest.mark.parametrize("name", ["plain", "independent", "swiglu", "wan", "wide", "lora"])
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "independent", "swiglu", "wan", "wide", "lora", "fast weights", "momentum and muon", "sink and window",
+     "slow-fast", "retrieval"],
+)  # fmt: skip
 def test_activations_are_what_autograd_saves(name):
     model, loss = real(CASES[name])
     own, saved = {p.untyped_storage()._cdata for p in model.parameters()}, {}
@@ -109,6 +145,19 @@ def test_activations_are_what_autograd_saves(name):
     assert found == pytest.approx(sum(s.nbytes() for s in saved.values()), rel=0.02)
 
 
+def seen_by_hand(memory, start, places):
+    """Frames that the chunk from `start` on looks at before itself; places that are empty yet are looked at, masked."""
+    match memory:
+        case WindowConfig(sink=0) | LactConfig():
+            return min(start, places)
+        case WindowConfig(sink=sink, ring=ring):
+            return sink + min(ring, max(0, start - sink))
+        case SlowFastConfig(sink=sink, fast=near):
+            return places - near + min(near, max(0, start - sink))
+        case RetrievalConfig(ring=near):
+            return places - near + min(near, start)
+
+
 @pytest.mark.parametrize("name", [n for n in CASES if "bf16" not in n])
 def test_operations_are_those_that_pytorch_counts(name):
     """The math backend, whose backward pass of attention does not compute the scores again."""
@@ -120,10 +169,12 @@ def test_operations_are_those_that_pytorch_counts(name):
         with FlopCounterMode(display=False) as backward:
             value.backward()
     found, shapes, cfg = operations(work.build(), work.shapes, work.checkpointing), work.shapes, work.model
-    chunks, first = work.frames // cfg.chunk, (work.frames - shapes.made) // cfg.chunk
-    seen = sum(range(1, chunks if shapes.history else 1)) + sum(range(first + 1, chunks + 1))  # chunk i sees i + 1
+    chunks, first, memory = work.frames // cfg.chunk, (work.frames - shapes.made) // cfg.chunk, work.stream.memory
+    numbers = [*range(chunks - 1 if shapes.history else 0), *range(first, chunks)]
+    places = cfg.chunk * chunks if memory.capacity is None else memory.capacity
+    read = sum(seen_by_hand(memory, i * cfg.chunk, places) + cfg.chunk for i in numbers)
     tokens, chunk = shapes.seen * cfg.geometry.tokens, cfg.chunk * cfg.geometry.tokens
-    scores = 4 * shapes.rows * (seen * chunk**2 + tokens * shapes.text) * cfg.dim * cfg.depth
+    scores = 4 * shapes.rows * (read * cfg.geometry.tokens * chunk + tokens * shapes.text) * cfg.dim * cfg.depth
     assert found.forward == forward.get_total_flops()
     expected = backward.get_total_flops() + 0.5 * scores
     frozen_text = work.lora is not None and cfg.text  # whose attention needs no gradient of keys and values
