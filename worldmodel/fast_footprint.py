@@ -44,27 +44,27 @@ def fast_operations(layer: FastLayer, rows: int, turns: Sequence[Turn], kept: bo
     return forward, backward
 
 
-def fast_activations(layer: FastLayer, rows: int, tokens: int, turns: Sequence[Turn], size: int) -> int:
+def fast_activations(layer: FastLayer, rows: int, tokens: int, turns: Sequence[Turn], kept: bool, size: int) -> int:
     """Bytes that one block keeps for the backward pass.
 
-    tokens: of a row. size: bytes of an activation under autocast; what has to do with fast weights is fp32.
+    tokens: of a row. kept: as of `fast_operations`. size: bytes of an activation under autocast; what has to do with
+    fast weights is fp32.
     """
     groups, hidden, width = layer.w0.shape
     of_token, inside = groups * width, groups * hidden  # C, and G E
-    whole, every = Sweep.of(turns), rows * tokens
-    units = 2 if whole.writes else 1  # queries, and keys if they are written
-    kept = units * every * ((size + 8) * of_token + 8 * groups)  # scaled, through SiLU, its output, norms
-    kept += every * (8 * of_token + 4 * groups)  # what was read, normed
-    kept += 4 * rows * whole.reads * (of_token + 4 * inside)
-    if whole.writes:
-        kept += every * groups * (24 + (4 if layer.cfg.momentum else 0))  # rates, decay
-    kept += 4 * rows * whole.writes * (3 * of_token + 14 * inside)
-    matrix, short = 4 * rows * groups * hidden * width, min(hidden, width)
-    kept += 3 * matrix * (len(turns) + (1 if whole.updates else 0))  # as they are read; for the first update, copied
-    steps = layer.cfg.muon
+    reads, written = Sweep.of(turns).reads, Sweep.of(turns if kept else turns[:-1])
+    every, units = rows * tokens, 2 if written.writes else 1  # queries, and keys if they are written
+    found = units * every * ((size + 8) * of_token + 8 * groups)  # scaled, through SiLU, its output, norms
+    found += every * (8 * of_token + 4 * groups)  # what was read, normed
+    found += 4 * rows * reads * (of_token + 4 * inside)
+    matrix, short, steps = 4 * rows * groups * hidden * width, min(hidden, width), layer.cfg.muon
+    found += 3 * matrix * len(turns)  # as they are read
+    if written.updates:
+        found += every * groups * (24 + (4 if layer.cfg.momentum else 0)) + 3 * matrix  # rates, decay, first matrices
+    found += 4 * rows * written.writes * (3 * of_token + 14 * inside)
     each = 6 * matrix + 8 * rows * groups * (2 * hidden + width)  # before and after norms are set
     each += 3 * matrix * (layer.cfg.momentum + (steps > 0) + steps) + 3 * steps * 12 * rows * groups * short * short
-    return kept + whole.updates * each
+    return found + written.updates * each
 
 
 def _newton_schulz(hidden: int, width: int, steps: int) -> float:

@@ -130,7 +130,9 @@ def activations(model: DiT, shapes: Shapes) -> Activations:
     hidden = a * tokens * cfg.hidden
     mlp = modulated(block.mlp.up) + 4 * width + hidden * (3 if block.mlp.gated else 1)
     mlp += hidden if _trains(block.mlp.down) else 0
-    fast = 0 if block.fast is None else fast_activations(block.fast, b, f * n, view.turns or (), a)
+    fast = 0
+    if block.fast is not None:
+        fast = fast_activations(block.fast, b, f * n, view.turns or (), shapes.written, a)
     adapters = sum(a * tokens * len(m.lora_a) for m in block.modules() if isinstance(m, LoraLinear))
     return Activations(
         block=attention + fast + cross + mlp + 6 * frames + adapters,

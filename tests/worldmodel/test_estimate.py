@@ -63,15 +63,15 @@ MEMORIES = {
         model=replace(SMALL, fast=FastConfig(groups=4, expand=1.5)), batch=2, frames=8, stream=LACT
     ),
     "momentum and muon": Workload(
-        model=replace(SMALL, fast=FastConfig(groups=3, momentum=True, muon=2)), batch=2, frames=6, stream=LACT,
-        objective=FlowMatching(chunk_noise="independent"),
+        model=replace(SMALL, fast=FastConfig(groups=3, momentum=True, muon=2)), batch=2, frames=6, stream=LACT
     ),
     "fast weights bf16": Workload(
-        model=replace(SMALL, fast=FastConfig(groups=2, expand=0.5)), batch=2, frames=6, stream=LACT, precision="bf16"
+        model=replace(SMALL, fast=FastConfig(groups=2, expand=0.5, momentum=True)), batch=2, frames=6, stream=LACT,
+        precision="bf16", objective=FlowMatching(chunk_noise="independent"),
     ),
     "fast weights lora checkpointing": Workload(
         model=replace(SMALL, depth=8, fast=FastConfig(groups=3)), batch=2, frames=6, stream=LACT,
-        lora=LoraConfig(rank=4), checkpointing=True,
+        lora=LoraConfig(rank=4), checkpointing=True, objective=FlowMatching(chunk_noise="independent"),
     ),
     "sink and window": Workload(
         model=SMALL, batch=2, frames=14, stream=StreamConfig(memory=WindowConfig(sink=1, ring=3)),
