@@ -14,9 +14,10 @@ from worldmodel.errors import UserError
 from worldmodel.estimate import Workload, estimate, print_estimate
 from worldmodel.frechet.distance import Frechet
 from worldmodel.frechet.population import Average, Queue
-from worldmodel.memory import FullConfig, WindowConfig
+from worldmodel.memory import FullConfig, LactConfig, SlowFastConfig, WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
+from worldmodel.models.fast_layer import FastConfig
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
@@ -29,6 +30,9 @@ from worldmodel.sampler import Euler, Pipelined
 CFG = DiTConfig(**SIZES)
 WINDOW = StreamConfig(memory=WindowConfig(ring=4), sampler=Euler(steps=3, guidance=1.5))
 FULL = StreamConfig(memory=FullConfig(), sampler=Euler(steps=2))
+SLOW_FAST = StreamConfig(memory=SlowFastConfig(sink=1, slow=2, fast=3, every=2), sampler=Euler(steps=2))
+LACT = StreamConfig(memory=LactConfig(ring=2), sampler=Euler(steps=2))
+FAST = FastConfig(groups=2, expand=1.5, momentum=True)  # of a model with a lact memory
 MEAN = Frechet(mode="mean")  # a distance whose products are nothing
 
 
@@ -54,6 +58,11 @@ CASES = {
     "hero": (Hero(prefix=2), FULL),
     "hero in a window": (Hero(), WINDOW),
     "pushforward": (Pushforward(prefix=2), FULL),
+    "slow-fast by replay": (forcing(rollouts=rollouts(memory="replay"), reality=0.0), SLOW_FAST),
+    "hero with slow-fast": (Hero(prefix=2), SLOW_FAST),
+    "lact by replay": (forcing(rollouts=rollouts(memory="replay"), reality=0.0), LACT),
+    "self forcing with lact": (SelfForcing(teacher="", rollouts=rollouts(), ratio=1), LACT),
+    "hero with lact": (Hero(prefix=2), LACT),
 }
 
 
@@ -67,19 +76,21 @@ def tokenizer(tmp_path_factory):
 
 def work_of(name, tokenizer, **changes):
     objective, stream = CASES[name]
-    return Workload(model=CFG, batch=2, frames=16, objective=objective, stream=stream, tokenizer=tokenizer, **changes)
+    cfg = replace(CFG, fast=FAST if isinstance(stream.memory, LactConfig) else None)
+    return Workload(model=cfg, batch=2, frames=16, objective=objective, stream=stream, tokenizer=tokenizer, **changes)
 
 
 def real(work):
     """A step of the real objective, its rollouts of full length, as a function; and how often it is taken."""
-    model, objective = small_dit(), work.objective
+    fast, objective = work.model.fast, work.objective
+    model = small_dit(fast=fast)
     clips = [small_clip(model, rows=work.batch, frames=work.frames, seed=seed) for seed in range(2)]
     if isinstance(objective, FrechetForcing):
-        built = objective.build(model, CFG, 3, work.stream, work.tokenizer)
+        built = objective.build(model, work.model, 3, work.stream, work.tokenizer)
         built.begin(iter([[clips[seed % 2]] for seed in range(40)]))
     elif isinstance(objective, SelfForcing):
-        teacher = Teacher(small_dit(2).requires_grad_(False), work.stream.memory)
-        built = objective.build(model, small_dit(1), teacher, 3, work.stream)
+        teacher = Teacher(small_dit(2, fast=fast).requires_grad_(False), work.stream.memory)
+        built = objective.build(model, small_dit(1, fast=fast), teacher, 3, work.stream)
     else:
         built = objective.build(model, work.stream, 3)
     if isinstance(objective, FrechetForcing | SelfForcing):

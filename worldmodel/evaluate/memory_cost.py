@@ -11,14 +11,15 @@ from worldmodel.evaluate import plots
 from worldmodel.evaluate.memory_bench import FULL, RECOMPUTE, Costs, CostSettings, measure
 from worldmodel.evaluate.report import Figure, Metric, Outcome, Report, Table, rounded
 from worldmodel.evaluate.statistics import bootstrap
+from worldmodel.memory.budget import POLICIES
 from worldmodel.models.world import WorldModel
 
 WINDOW = "window"
 MOST = 1.15  # of the window's latency, for a memory of its bytes
 SHORT = (8, 32, 128)  # lengths of the short form
 SHORT_ROUNDS = 10
-COLOURS = dict(zip((WINDOW, "sink_window", "slow_fast", "retrieval", "lact"), plots.COLOURS, strict=False))
-COLOURS |= {FULL: plots.REAL, RECOMPUTE: plots.COLOURS[5]}
+COLOURS: dict[str, str] = {FULL: plots.REAL, RECOMPUTE: plots.COLOURS[5]}
+COLOURS |= dict(zip(POLICIES, plots.COLOURS, strict=False))
 
 
 def evaluate_memory(

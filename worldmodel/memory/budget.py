@@ -97,15 +97,21 @@ def fast_within(
     """
     width = geometry.heads * geometry.head_dim
     frames = max(chunk, budget // frame_bytes(geometry, dtype) // RING)
-    for groups in (g for g in range(1, width + 1) if width % g == 0):
-        fast = FastGeometry(groups, max(1, round(expand * width / groups)), width // groups, momentum)
-        needed = bytes_of(LactConfig(ring=frames), replace(geometry, fast=fast), dtype)
-        if needed <= budget:
-            return fast
-    raise UserError(
-        f"memory lact: a budget of {budget:,} bytes is too small for a ring of {frames} frames and fast weights of "
-        f"width {width}; with the smallest, in {width} groups, they take {needed:,} bytes"
-    )
+
+    def cut(groups: int) -> FastGeometry:
+        return FastGeometry(groups, max(1, round(expand * width / groups)), width // groups, momentum)
+
+    def needed(groups: int) -> int:
+        return bytes_of(LactConfig(ring=frames), replace(geometry, fast=cut(groups)), dtype)
+
+    fitting = (groups for groups in range(1, width + 1) if width % groups == 0 and needed(groups) <= budget)
+    groups = next(fitting, None)
+    if groups is None:
+        raise UserError(
+            f"memory lact: a budget of {budget:,} bytes is too small for a ring of {frames} frames and fast weights of "
+            f"width {width}; with the smallest, in {width} groups, they take {needed(width):,} bytes"
+        )
+    return cut(groups)
 
 
 def frame_bytes(geometry: Geometry, dtype: torch.dtype = torch.float32) -> int:
