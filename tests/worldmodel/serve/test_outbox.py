@@ -92,6 +92,20 @@ def test_messages_pass_a_closed_window() -> None:
     run(work())
 
 
+def test_a_newer_message_takes_the_place_of_one_of_its_kind() -> None:
+    async def work() -> None:
+        outbox = Outbox(9, 0, lambda: None)
+        for text, kind in (("a", "memory"), ("b", ""), ("c", "memory"), ("d", "")):
+            outbox.say(text, kind)
+        assert await taken(outbox, 3) == [Message("b"), Message("c", "memory"), Message("d")]
+        for i in range(1000):  # nobody reads, and nothing piles up
+            outbox.say(str(i), "memory")
+        assert not outbox.ended
+        assert await taken(outbox, 1) == [Message("999", "memory")]
+
+    run(work())
+
+
 def test_the_end_comes_last_and_nothing_after_it() -> None:
     async def work() -> None:
         outbox = Outbox(9, 0, lambda: None)

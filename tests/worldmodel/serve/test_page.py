@@ -474,6 +474,10 @@ def test_the_overlay_shows_what_the_memory_holds(painted, serving, open_page) ->
         assert strip.locator(".unseen").get_attribute("title") == "given before the stream began"
         assert strip.locator(".kept span").all_text_contents() == ["", "", "0.2 s"]
         assert strip.locator(".fresh").count() == 0
+        page.set_viewport_size({"width": 390, "height": 844})
+        box = strip.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_kept_pictures_are_bounded(painted, serving, open_page) -> None:

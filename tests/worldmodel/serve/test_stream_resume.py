@@ -12,6 +12,7 @@ import pytest
 from talk import fast, get, wait_for
 from websockets.exceptions import ConnectionClosed
 
+from worldmodel.memory import SlowFastConfig
 from worldmodel.serve.client import Client
 from worldmodel.serve.limits import Limits
 from worldmodel.serve.protocol import CONTEXT, Bookmark, Hello, Pause, Restart, Save, Settings
@@ -70,6 +71,17 @@ def test_the_dream_goes_on_where_it_was(world, serving) -> None:
     assert [f.header.pts for f in after] == [round(i * 1e6 / 24) for i in indices]
     for frame in (*seen[1:], *after):
         assert np.array_equal(frame.picture, made[frame.header.index - 1])
+
+
+def test_a_resumed_session_says_what_its_memory_holds(world, serving) -> None:
+    memory = SlowFastConfig(sink=1, slow=3, fast=5, every=2, surprise=1.0)
+    chosen = replace(world, stream=replace(world.stream, memory=memory))
+    with serving(chosen) as (address, studio), broken(address, studio, frames=15) as (client, _):
+        held = studio.sessions[0].stats(1).slow
+        assert len(held) == 3
+        with Client(address, resuming(client, paused=True)) as again:
+            assert [again.receive()["type"] for _ in range(3)] == ["welcome", "started", "paused"]
+            assert again.receive()["slow"] == held
 
 
 def test_a_kept_session_makes_nothing(world, serving) -> None:
