@@ -239,8 +239,11 @@ def _hero(rolled: Rolled, cfg: Hero, frames: int) -> RolloutStep:
         written = rolled.remember(place)
         if place == cfg.prefix + chunks - 1:  # nothing comes after the last one
             found += written.without_gradient
-        else:  # what is remembered are keys and values: the last block is hardly on their way
-            found += Operations(written.forward, written.backward * (1 - 1 / depth), written.again)
+        else:  # what is remembered are keys and values: the last block is hardly on their way, but for fast weights
+            shapes = rolled.chunk_shapes(place)
+            through = operations(rolled.model, shapes, checkpointing).backward
+            learned = written.backward - through
+            found += Operations(written.forward, through * (1 - 1 / depth) + learned, written.again)
     held = 0
     for place in range(cfg.prefix + chunks):
         kept = activations(rolled.model, rolled.chunk_shapes(place, written=True))
