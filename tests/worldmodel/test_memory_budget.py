@@ -68,6 +68,7 @@ def test_a_budget_is_kept_and_used(layers, heads, head_dim, tokens, chunk, frame
     used = bytes_of(config, g, dtype)
     assert used == by_hand(config, g, dtype.itemsize)
     assert 0.8 * budget < used <= budget
+    assert config.capacity is not None
     assert bytes_of(split(policy, config.capacity + 1, chunk), g, dtype) > budget
     if policy != "lact":
         assert config.capacity >= frames  # bookkeeping is all that the others have more of
