@@ -6,7 +6,7 @@ It starts from what `configs/home.py` has made (runs/home/model) and rolls out w
 clip of 42 latent frames is 21 chunks: 1 real one, up to 12 generated ones without loss, 6 that the distances see, 1
 more real one, and the one that the anchor learns. Gradients flow through all calls of the sampler. The term `reality`
 looks through the autoencoder's hidden features and through lite0: judge in a third encoder. Small steps and a queue of
-a few batches matter (docs/log.md). No result of it is published yet.
+a few batches matter (docs/log.md). docs/results/frechet_forcing.md has what came out.
 """
 
 from dataclasses import replace
