@@ -14,6 +14,7 @@ from worldmodel.actions import ActionSpec
 from worldmodel.chunk import ActionControl, Chunk
 from worldmodel.evaluate.recordings import ArrayRecordings, Recording
 from worldmodel.memory import WindowConfig
+from worldmodel.models.dit import DiTConfig
 from worldmodel.models.pixel_tokenizer import PixelTokenizer, PixelTokenizerConfig
 from worldmodel.models.world import StreamConfig, WorldModel
 from worldmodel.pixels import to_float
@@ -80,6 +81,7 @@ class Recalling(torch.nn.Module):
     """Draws a view right if it last did so, or saw it, at most `span` frames ago; else that of another room."""
 
     chunk, frame_shape = 1, (3, SIDE, SIDE)
+    cfg = DiTConfig(channels=3, size=(SIDE, SIDE), chunk=1, actions=1)
 
     def __init__(self, span: float) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ def no_time(world):
 @pytest.mark.parametrize(
     ("breaks", "text"),
     [
-        (small_ring, "a chunk of 4 frames does not fit a ring of 2"),
+        (small_ring, "a ring of 2 frames does not hold one chunk of 4"),
         (no_memory, "its first chunk fails"),
         (no_starts, "its starts hold no frame"),
         (broken_start, "its starts: x of beginning 1 is not finite"),
