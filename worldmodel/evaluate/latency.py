@@ -12,8 +12,9 @@ from worldmodel.clock import clock
 from worldmodel.errors import UserError
 from worldmodel.evaluate import plots
 from worldmodel.evaluate.report import Figure, Metric, Outcome, Report
-from worldmodel.evaluate.statistics import bootstrap, mean_interval, quantile_interval
+from worldmodel.evaluate.statistics import mean_interval, quantile_interval
 from worldmodel.evaluate.streams import Recompute, Stream, Timed, cached_and_recompute
+from worldmodel.evaluate.timing import CALIBRATED, around, at_most, calibration_metrics, quotient_of_medians
 from worldmodel.models.world import WorldModel
 from worldmodel.progress import progress_bar
 
@@ -71,7 +72,7 @@ def evaluate_latency(
         cached, recompute = cached_and_recompute(world, context, seed)
         rounds = _rounds(streamed, cached, recompute, began + 44 if short else None, quiet)
     after = calibrate()
-    load = Calibration(gflops=float(np.median((before.gflops, after.gflops))), load=max(before.load, after.load))
+    load = around(before, after)
     metrics = _metrics(world, streamed, rounds, recompute, load)
     return Report(
         command=f"worldmodel evaluate latency {name}" + (" --short" if short else ""),
@@ -145,11 +146,11 @@ def _metrics(
         metrics[f"chunk_latency_p{q}"] = quantile(total, q / 100)
         metrics[f"chunk_latency_p{q}_without_decode"] = quantile(model, q / 100)
     metrics["decode_latency_p50"] = quantile(decode, 0.5)
-    metrics["late_over_early"] = _quotient(rounds.old, rounds.young)
+    metrics["late_over_early"] = quotient_of_medians(rounds.old, rounds.young)
     if len(model) >= EARLY.stop + ROUNDS:
         in_order = float(np.median(model[-ROUNDS:]) / np.median(model[EARLY]))
         metrics["late_over_early_in_order"] = Metric(in_order, "x", ROUNDS)
-    speedup = _quotient(rounds.forward * recompute.calls, rounds.cached)
+    speedup = quotient_of_medians(rounds.forward * recompute.calls, rounds.cached)
     metrics["cached_speedup"] = speedup
     metrics["cached_chunk"] = Metric(float(np.median(rounds.cached)) * 1e3, "ms", len(rounds.cached))
     whole = float(np.median(rounds.forward)) * recompute.calls
@@ -158,20 +159,9 @@ def _metrics(
     metrics["memory_bytes"] = Metric(streamed.memory[-1], "bytes", len(streamed.memory))
     metrics["memory_bytes_change"] = Metric(max(streamed.memory) - min(streamed.memory), "bytes", len(streamed.memory))
     metrics["streamed_frames"] = Metric(len(total) * frames, "frames")
-    metrics["calibration_gflops"] = Metric(load.gflops, "GFLOP/s")
-    metrics["load_average"] = Metric(load.load, "runnable processes")
+    metrics |= calibration_metrics(load)
     metrics["threads"] = Metric(torch.get_num_threads())
     return metrics
-
-
-def _quotient(over: NDArray[np.float64], under: NDArray[np.float64]) -> Metric:
-    """Quotient of medians with a bootstrap interval over rounds."""
-
-    def quotient(rows: NDArray[np.int64]) -> float:
-        return float(np.median(over[rows]) / np.median(under[rows]))
-
-    count = len(over)
-    return Metric(quotient(np.arange(count)), "x", count, bootstrap(quotient, count))
 
 
 def _verdicts(metrics: dict[str, Metric]) -> tuple[tuple[str, Outcome, str], ...]:
@@ -182,15 +172,13 @@ def _verdicts(metrics: dict[str, Metric]) -> tuple[tuple[str, Outcome, str], ...
     fast: Outcome = number("frames_per_second") >= 20
     if number("calibration_gflops") < QUIET:
         fast, pace = "n/a", f"{pace}, judged from {QUIET:.0f} on (busy or slow machine)"
-    late = metrics["late_over_early"]
-    low, high = late.interval or (late.value, late.value)
-    steady: Outcome = late.value <= 1.05 or (False if low > 1.05 else "not shown")
+    steady, late = at_most(metrics["late_over_early"], 1.05)
     bounded = number("memory_bytes_change") == 0
     p50, p95 = number("chunk_latency_p50"), number("chunk_latency_p95")
     return (
         ("at least 20 frames/s, decoding included", fast, pace),
         ("late chunks take at most 1.05 x as long", steady,
-         f"{late.value:.3f} [{low:.3f}, {high:.3f}] after {number('streamed_frames'):.0f} frames"),
+         f"{late} after {number('streamed_frames'):.0f} frames"),
         ("with a memory at least 5 x faster than without", number("cached_speedup") >= 5,
          f"{number('cached_speedup'):.1f} x"),
         ("both give the same velocity (1e-4)", number("cached_difference") <= 1e-4,
@@ -226,6 +214,5 @@ def _notes(world: WorldModel, streamed: Streamed, context: int, recompute: Recom
         f"cached_speedup: with {context} chunks of context, {recompute.calls} forwards of the whole context and the "
         f"chunk, one per model call of the sampler (the median of single forwards times their number), over a chunk "
         f"made with a memory of that context, the pass that writes it included. cached_difference compares velocities.",
-        "Calibration: one fp32 product of two 1024 x 1024 matrices on one thread, before and after; load average over "
-        "the last minute.",
+        CALIBRATED,
     )

@@ -10,7 +10,7 @@ from worldmodel.calibration import Calibration, calibrate
 from worldmodel.evaluate import plots
 from worldmodel.evaluate.memory_bench import FULL, RECOMPUTE, Costs, CostSettings, measure
 from worldmodel.evaluate.report import Figure, Metric, Outcome, Report, Table, rounded
-from worldmodel.evaluate.statistics import bootstrap
+from worldmodel.evaluate.timing import CALIBRATED, around, at_most, calibration_metrics, quotient_of_medians
 from worldmodel.memory.budget import POLICIES
 from worldmodel.models.world import WorldModel
 
@@ -42,8 +42,7 @@ def evaluate_memory(
         settings = replace(settings, rounds=SHORT_ROUNDS, lengths=lengths)
     before = calibrate()
     costs = measure(world, settings, quiet)
-    after = calibrate()
-    load = Calibration(gflops=float(np.median((before.gflops, after.gflops))), load=max(before.load, after.load))
+    load = around(before, calibrate())
     metrics = _metrics(costs, load)
     last = costs.lengths[-1]
     shown = [f"{name}.{what}" for what in (f"time_n{last}", "bytes") for name in costs.seconds]
@@ -74,23 +73,13 @@ def _metrics(costs: Costs, load: Calibration) -> dict[str, Metric]:
         found[f"{name}.bytes"] = Metric(costs.bytes[name][-1], "bytes")
         found[f"{name}.bytes_change"] = Metric(max(costs.bytes[name]) - min(costs.bytes[name]), "bytes")
         if name != WINDOW:
-            found[f"{name}.over_window"] = _quotient(seconds[:, -1], window)
-        found[f"{name}.late_over_early"] = _quotient(seconds[:, -1], seconds[:, 0])
+            found[f"{name}.over_window"] = quotient_of_medians(seconds[:, -1], window)
+        found[f"{name}.late_over_early"] = quotient_of_medians(seconds[:, -1], seconds[:, 0])
     found["budget_bytes"] = Metric(costs.budget, "bytes")
     found["cached_difference"] = Metric(costs.difference, "relative")
-    found["calibration_gflops"] = Metric(load.gflops, "GFLOP/s")
-    found["load_average"] = Metric(load.load, "runnable processes")
+    found |= calibration_metrics(load)
     found["threads"] = Metric(torch.get_num_threads())
     return found
-
-
-def _quotient(over: NDArray[np.float64], under: NDArray[np.float64]) -> Metric:
-    """Of medians, with a bootstrap interval over rounds, which both have in common."""
-
-    def quotient(rows: NDArray[np.int64]) -> float:
-        return float(np.median(over[rows]) / np.median(under[rows]))
-
-    return Metric(quotient(np.arange(len(over))), "x", len(over), bootstrap(quotient, len(over)))
 
 
 def _verdicts(costs: Costs, metrics: dict[str, Metric]) -> tuple[tuple[str, Outcome, str], ...]:
@@ -99,12 +88,10 @@ def _verdicts(costs: Costs, metrics: dict[str, Metric]) -> tuple[tuple[str, Outc
     for name in bounded:
         if name == WINDOW:
             continue
-        ratio = metrics[f"{name}.over_window"]
-        low, high = ratio.interval or (ratio.value, ratio.value)
-        fast: Outcome = ratio.value <= MOST or (False if low > MOST else "not shown")
+        fast, ratio = at_most(metrics[f"{name}.over_window"], MOST)
         found.append((
             f"{name}: a chunk takes at most {MOST} x as long as with a window of the same bytes", fast,
-            f"{ratio.value:.3f} [{low:.3f}, {high:.3f}] after {costs.lengths[-1]} frames",
+            f"{ratio} after {costs.lengths[-1]} frames",
         ))  # fmt: skip
     most = max(costs.bytes[name][-1] for name in bounded)
     constant = all(metrics[f"{name}.bytes_change"].value == 0 for name in bounded)
@@ -171,6 +158,5 @@ def _notes(world: WorldModel, costs: Costs, settings: CostSettings) -> tuple[str
         "the longest over the shortest; slower than allowed counts as failed only if all of the interval is.",
         f"{RECOMPUTE}: no memory, {costs.calls} forwards of the whole context and the chunk (the time of one times "
         f"their number), one per model call of the sampler. Its bytes are the context's latents.",
-        "Calibration: one fp32 product of two 1024 x 1024 matrices on one thread, before and after; load average over "
-        "the last minute.",
+        CALIBRATED,
     )

@@ -97,7 +97,7 @@ class SlowFastMemory:
 
     @property
     def nbytes(self) -> int:
-        own = (self.keys, self.values, *self.ledger.tensors().values())
+        own = (self.keys, self.values, *(getattr(self.ledger, name) for name in PARTS))
         return self.window.nbytes + sum(t.untyped_storage().nbytes() for t in own)
 
     def context(self, frame: Tensor, rotation: Rotation) -> Context:

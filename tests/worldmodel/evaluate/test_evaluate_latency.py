@@ -13,6 +13,7 @@ from worldmodel.evaluate import latency
 from worldmodel.evaluate.latency import evaluate_latency
 from worldmodel.evaluate.report import Metric
 from worldmodel.evaluate.streams import Stream, Timed, cached_and_recompute, controls
+from worldmodel.evaluate.timing import quotient_of_medians
 from worldmodel.memory import FullConfig, WindowConfig
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.pixel_tokenizer import PixelTokenizer, PixelTokenizerConfig
@@ -154,7 +155,7 @@ def test_noise_and_slow_machines_are_no_failure(report, late, gflops, expected):
 
 def test_quotient_is_of_medians():
     over, under = np.array([2.0, 4, 100]), np.array([1.0, 2, 3])
-    metric = latency._quotient(over, under)
+    metric = quotient_of_medians(over, under)
     assert metric.value == 2
     assert metric.n == 3
 

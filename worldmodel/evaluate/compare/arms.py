@@ -42,6 +42,11 @@ def parse_arms(texts: Sequence[str], least: int = 2) -> tuple[Arm, ...]:
 
 
 def check_same(arms: Sequence[Arm], open_world: Open) -> WorldModel:
+    """As `check_each`, of models that are opened the same way in every arm."""
+    return check_each(arms, lambda _, folder: open_world(folder))
+
+
+def check_each(arms: Sequence[Arm], open_arm: Callable[[Arm, str], WorldModel]) -> WorldModel:
     """The first model, if all have its picture size, frame rate, chunk, actions and tokenizer; else a UserError.
 
     Ranges of actions may differ: every model normalises the recorded actions by its own.
@@ -49,7 +54,7 @@ def check_same(arms: Sequence[Arm], open_world: Open) -> WorldModel:
     first = None
     for arm in arms:
         for folder in arm.folders:
-            world = open_world(folder)
+            world = open_arm(arm, folder)
             first = first or world
             if found := first_difference(first, world, ranges=False):
                 what, expected, value = found

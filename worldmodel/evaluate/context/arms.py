@@ -11,7 +11,6 @@ from worldmodel.evaluate.compare.arms import Arm, Open, parse_arms
 from worldmodel.evaluate.context.forgetting import Forgetting
 from worldmodel.evaluate.context.redraw import Measurement
 from worldmodel.memory import AnyMemory, MemoryConfig
-from worldmodel.models.interface import first_difference
 from worldmodel.models.world import WorldModel
 from worldmodel.serial import from_json
 
@@ -66,19 +65,6 @@ class OpenArm:
     def __call__(self, arm: Arm, folder: str) -> WorldModel:
         memory = self.memories.get(arm.name, self.memories.get(ALL))
         return remembering(self.open_world(folder), memory)
-
-
-def check_arms(arms: Sequence[Arm], open_arm: OpenArm) -> WorldModel:
-    """The first model, if all take the same pictures and actions and share a tokenizer; else a UserError."""
-    first = open_arm(arms[0], arms[0].folders[0])
-    for arm in arms:
-        for folder in arm.folders:
-            if found := first_difference(first, open_arm(arm, folder), ranges=False):
-                what, expected, value = found
-                raise UserError(
-                    f"{folder} (arm '{arm.name}') has another {what} than {arms[0].folders[0]}: {value}, not {expected}"
-                )
-    return first
 
 
 @dataclass(frozen=True, slots=True)

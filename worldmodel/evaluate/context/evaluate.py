@@ -5,8 +5,8 @@ from pathlib import Path
 
 from worldmodel.encoders.frames import Encoder, open_encoder
 from worldmodel.errors import UserError
-from worldmodel.evaluate.compare.arms import Arm, Open
-from worldmodel.evaluate.context.arms import Forgot, Measured, OpenArm, check_arms
+from worldmodel.evaluate.compare.arms import Arm, Open, check_each
+from worldmodel.evaluate.context.arms import Forgot, Measured, OpenArm
 from worldmodel.evaluate.context.bench import Bench, ContextSettings, prepare
 from worldmodel.evaluate.context.forgetting import forgetting
 from worldmodel.evaluate.context.redraw import frames_to_make, measure
@@ -40,7 +40,7 @@ def evaluate_context(
     settings = settings or ContextSettings()
     _check(settings, measures)
     open_arm = OpenArm(open_world, dict(memories or {}))
-    world = check_arms(arms, open_arm)
+    world = check_each(arms, open_arm)
     check_fit(world, recordings)
     bench, scales, unclear = _scaled(world, prepare(world, recordings, settings), measures)
     found = tuple(_measured(arm, bench, scales, open_arm, quiet) for arm in arms)
