@@ -33,6 +33,7 @@ from worldmodel.folders import alone
 
 STATE, ACTION = "observation.state", "action"
 KEYFRAME_EVERY = 12  # frames: random access decodes at most eleven frames in vain
+CRF = 6  # of x264: 45 dB and more; 0 is lossless
 MAX_VIDEO_MB = 32  # lerobot copies the growing file at every episode
 GROUP_FRAMES = 5_000  # of a group of episodes: seconds to minutes of work, which a kill can lose
 GROUP_BYTES = 2**30  # of its raw pictures
@@ -220,7 +221,7 @@ def _encoding() -> dict[str, Any]:
             vcodec="h264",
             pix_fmt="yuv444p",
             g=KEYFRAME_EVERY,
-            crf=6,
+            crf=CRF,
             preset="veryfast",
             extra_options={"bf": "0", "x264-params": "log-level=error"},
         ),
