@@ -1,15 +1,34 @@
-"""AdaLN: normalise and modulate, and the gated residual (Peebles & Xie, 2212.09748)."""
+"""AdaLN: normalise and modulate, and the gated residual (Peebles & Xie, 2212.09748).
 
+Letters: B rows, F frames, N tokens of a frame, D width. One modulation serves all tokens of a frame. Everything is
+computed in fp32, or in fp64 where the tokens are that, and rounded once.
+"""
+
+from typing import Literal
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+Norm = Literal["layer", "rms"]
 
-def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """LayerNorm(x) * (1 + scale) + shift. x: [B, F, N, D]; shift, scale: [B, F, D], one modulation per frame."""
-    y = F.layer_norm(x.float(), x.shape[-1:], eps=eps)
-    return (y * (1 + scale[:, :, None]) + shift[:, :, None]).to(x.dtype)
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float, norm: Norm = "layer") -> Tensor:
+    """norm(x) * (1 + scale) + shift, with the norm over D and no weights of its own.
+
+    x: [B, F, N, D]; shift, scale: [B, F, D]. Returns the shape and type of x.
+    """
+    y = _wide(x)
+    y = F.layer_norm(y, y.shape[-1:], eps=eps) if norm == "layer" else F.rms_norm(y, y.shape[-1:], eps=eps)
+    shift, scale = (m[:, :, None].to(y.dtype) for m in (shift, scale))
+    return torch.addcmul(shift, y, 1 + scale).to(x.dtype)
 
 
 def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    """x + gate * y. x, y: [B, F, N, D]; gate: [B, F, D]."""
-    return (x.float() + y.float() * gate[:, :, None]).to(x.dtype)
+    """x + gate * y. x, y: [B, F, N, D]; gate: [B, F, D]. Returns the shape and type of x."""
+    wide = _wide(x)
+    return torch.addcmul(wide, y.to(wide.dtype), gate[:, :, None].to(wide.dtype)).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
