@@ -1,6 +1,6 @@
 """``collect``: a simulated world and its behaviour, written down as a LeRobotDataset v3."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -59,11 +59,13 @@ def collect(
     seed: int = 0,
     options: WorldOptions | None = None,
     quiet: bool = False,
+    opens: Callable[[str, WorldOptions], World | VectorWorld] = open_world,
 ) -> Collection:
     """Records ``episodes`` episodes of at most ``frames`` frames each into the folder ``out``.
 
     Episode i has seed ``seed + i`` and depends on nothing else. Row i of the dataset holds what is seen at frame i and
     the action executed after it; ``meta/collection.json`` the seeds, the policy and the outcome of every episode.
+    ``opens`` gives the world of a name.
 
     SIGINT, SIGTERM and an error in the simulator drop the episode in progress and finalise the dataset with all earlier
     ones: for a signal the returned ``stopped`` names it, an error is raised again with a note of what was saved. A
@@ -82,7 +84,7 @@ def collect(
     records: list[EpisodeRecord] = []
     goes_on = False
     stopped: str | None = None
-    with closing(open_world(world, options)) as simulator, HeldSignals() as signals:
+    with closing(opens(world, options)) as simulator, HeldSignals() as signals:
         policy = simulator.behaviour.name
 
         def write_record(folder: Path, count: int) -> None:

@@ -200,13 +200,19 @@ def collect(
 
     Example: worldmodel collect maze --episodes 50 --out data/maze
 
-    Worlds: maze, maze/small, maze/large, maze/home, doom, doom/freedoom, metaworld/TASK, pusht. Episode i has seed
-    --seed + i. In maze and doom, --policy revisit turns away from views and comes back. Ctrl-C keeps what is done.
+    Worlds: maze, maze/small, maze/large, maze/home, doom, doom/freedoom, metaworld/TASK, pusht, and for policies
+    robot/TASK (a task of Meta-World under absolute targets of the hand) or robot/TASK+SHIFT, such as
+    robot/reach+encoder-offset:0.03,0,0. Episode i has seed --seed + i. In maze and doom, --policy revisit turns away
+    from views and comes back; for robots, --policy jolted shows how to come back. Ctrl-C keeps what is done.
     """
     from worldmodel.datasets.collect import collect as record
+    from worldmodel.datasets.worlds import open_world
     from worldmodel.datasets.worlds.base import WorldOptions
 
-    made = record(world, episodes, out, frames, seed, WorldOptions(size, camera, policy, depth))
+    opens: Any = open_world
+    if world.startswith("robot/"):
+        from worldmodel.policies.robot import open_robot as opens
+    made = record(world, episodes, out, frames, seed, WorldOptions(size, camera, policy, depth), opens=opens)
     print(f"{out}: {len(made.episodes)} episodes, {made.frames} frames of {world}, policy {made.policy}")
     return 0 if made.stopped is None else 130
 

@@ -46,6 +46,13 @@ def open_world(variant: str, options: WorldOptions) -> "MetaWorld":
 
     Raises UserError for an unknown task, camera or policy, and when Meta-World or EGL is missing.
     """
+    task, camera = check_task(variant, options.camera, options.size)
+    behaviour = _behaviour(options.policy or "expert", task)
+    return MetaWorld(task, behaviour, camera, options.size, options.depth)
+
+
+def check_task(variant: str, camera: str | None, size: int) -> tuple[str, str]:
+    """The names of the task and of the camera; UserErrors as those of `open_world`."""
     _require_simulator()
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
@@ -55,13 +62,12 @@ def open_world(variant: str, options: WorldOptions) -> "MetaWorld":
         near = difflib.get_close_matches(task, names) or ["push", "pick-place", "door-open"]
         tasks = ", ".join(f"metaworld/{name}" for name in near)
         raise UserError(f"unknown world 'metaworld/{variant}': give one of its {len(names)} tasks, such as {tasks}")
-    camera = options.camera or CAMERA
+    camera = camera or CAMERA
     if camera not in CAMERAS:
         raise UserError(f"metaworld has no camera {camera!r}: choose from {', '.join(CAMERAS)}")
-    if not 32 <= options.size <= 240:
-        raise UserError(f"metaworld draws pictures of 32 to 240 pixels, not {options.size}")
-    behaviour = _behaviour(options.policy or "expert", task)
-    return MetaWorld(task, behaviour, camera, options.size, options.depth)
+    if not 32 <= size <= 240:
+        raise UserError(f"metaworld draws pictures of 32 to 240 pixels, not {size}")
+    return task, camera
 
 
 class MetaWorld(World):
