@@ -21,11 +21,7 @@ def reasons(device: torch.device) -> tuple[str, ...]:
     if not INSTALLED:
         return ("the package triton is not installed",)
     if device.type == "cpu":
-        return (
-            ()
-            if interpreted()
-            else ("tensors are on the CPU, where Triton only runs interpreted (TRITON_INTERPRET=1)",)
-        )
+        return () if interpreted() else ("Triton runs CPU tensors only interpreted (TRITON_INTERPRET=1)",)
     if device.type != "cuda":
         return (f"no kernels for devices of type {device.type}",)
     if torch.version.hip is None and (found := torch.cuda.get_device_capability(device)) < OLDEST:

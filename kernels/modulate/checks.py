@@ -11,15 +11,14 @@ from worldmodel.kernels.check.declare import Case, Configuration, OpCheck, OpChe
 from . import GATED_RESIDUAL, MODULATE, Modulation, Norm, Residual, reference, triton
 
 EPS = 1e-6
+Shape = tuple[int, int, int, int]
 QUICK = ((1, 1, 1, 1), (2, 1, 41, 41))  # B, F, N, D
 SHAPES = ((2, 3, 41, 41), (1, 2, 113, 203), (1, 3, 128, 128), (2, 1, 256, 256), (1, 1, 1023, 1024))
 SHAPES += ((1, 2, 2, triton.WIDEST + 1),)  # wider than a tile
 WIDTHS = (192, 1024, 1536, 3072, 5120, 8192, 16384)
 
 
-def _draw(
-    shape: tuple[int, int, int, int], scale: float, rng: torch.Generator, dtype: torch.dtype
-) -> tuple[Tensor, ...]:
+def _draw(shape: Shape, scale: float, rng: torch.Generator, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Tokens, other tokens and the six modulations of their frames, as slices of larger tensors."""
     b, f, n, d = shape
     x, y = (padded(torch.randn(shape, generator=rng, dtype=dtype) * scale) for _ in range(2))
@@ -27,7 +26,7 @@ def _draw(
     return x + 0.5 * scale if n == 41 else x, y, *modulation.unbind(2)
 
 
-def _modulation(shape: tuple[int, int, int, int], scale: float, norm: Norm, quick: bool) -> Case:
+def _modulation(shape: Shape, scale: float, norm: Norm, quick: bool) -> Case:
     def make(rng: torch.Generator, dtype: torch.dtype) -> Sequence[Tensor]:
         x, _, shift, factor, *_ = _draw(shape, scale, rng, dtype)
         return x, shift, factor
@@ -47,7 +46,7 @@ def _modulation(shape: tuple[int, int, int, int], scale: float, norm: Norm, quic
     )
 
 
-def _residual(shape: tuple[int, int, int, int], scale: float, quick: bool) -> Case:
+def _residual(shape: Shape, scale: float, quick: bool) -> Case:
     def make(rng: torch.Generator, dtype: torch.dtype) -> Sequence[Tensor]:
         x, y, gate, *_ = _draw(shape, scale, rng, dtype)
         return x, y, gate

@@ -209,7 +209,8 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float, rms: bool) -> 
     frames, tokens, width = x.shape[1:]
     rows, block, warps = tile(width)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    mean, deviation = _statistics_of(x)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    mean, deviation = (torch.empty(x.shape[:3], dtype=wide, device=x.device) for _ in range(2))
     if x.numel():
         grid = (x.shape[0] * frames * triton.cdiv(tokens, rows), triton.cdiv(width, block))
         modulate_kernel[grid](
@@ -278,8 +279,3 @@ def residual_tile(width: int) -> tuple[int, int, int]:
     block = min(triton.next_power_of_2(width), 1024)
     rows = max(1, min(16, TILE // block))
     return rows, block, max(1, min(4, rows * block // 512))
-
-
-def _statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return tuple(torch.empty(x.shape[:3], dtype=wide, device=x.device) for _ in range(2))  # pyright: ignore

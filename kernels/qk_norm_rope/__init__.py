@@ -1,0 +1,160 @@
+"""RMSNorm of queries and keys and their rotation over (frame, row, column), and straight into a memory's slots."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worldmodel.kernels import triton_needs
+from worldmodel.kernels.backend import Backend, Op
+from worldmodel.kernels.rope import Pairing
+
+from . import reference
+from .reference import Table, rope_table
+
+__all__ = ["QK_NORM_ROPE", "WRITE_RING", "Ring", "Table", "Tokens", "qk_norm_rope", "rope_table", "write_ring"]
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MOST = 8192  # padded heads times padded width: what a tile of one token may hold
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A call of `qk_norm_rope`."""
+
+    q: Tensor  # [B, N, h, D]
+    k: Tensor  # [B, N, h', D]
+    q_weight: Tensor  # [D] or [h * D]
+    k_weight: Tensor  # [D] or [h' * D]
+    table: Table | None  # [B or 1, N, D / 2] each
+    eps: float
+    pairing: Pairing
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A call of `write_ring`."""
+
+    k: Tensor  # [B, F * n, h, D]
+    v: Tensor  # [B, F * n, h, D]
+    weight: Tensor  # [D] or [h * D]
+    table: Table  # [B or 1, F * n, D / 2] each
+    eps: float
+    pairing: Pairing
+    keys: Tensor  # [B, h, S, n, D]
+    values: Tensor  # [B, h, S, n, D]
+    slot: Tensor  # [B, F] int64
+    keep: Tensor  # [B, F] bool
+
+    @property
+    def device(self) -> torch.device:
+        return self.k.device
+
+
+def _tokens_reasons(call: Tokens) -> tuple[str, ...]:
+    named = {"q": call.q, "k": call.k, "q_weight": call.q_weight, "k_weight": call.k_weight}
+    return (
+        *triton_needs.reasons(call.device),
+        *triton_needs.tensors(call.device, TYPES, named),
+        *_shape_reasons(max(call.q.shape[2], call.k.shape[2]), call.q.shape[3], call.table),
+    )
+
+
+def _shape_reasons(heads: int, head_dim: int, table: Table | None) -> tuple[str, ...]:
+    found = []
+    if head_dim % 2:
+        found.append(f"heads of {head_dim} dimensions do not make pairs")
+    if (1 << (heads - 1).bit_length()) * (1 << (head_dim - 1).bit_length()) > MOST:
+        found.append(f"{heads} heads of {head_dim} dimensions are more than a tile holds ({MOST})")
+    if table is not None and not all(part.is_contiguous() for part in table):
+        found.append("the table of cosines and sines is not contiguous")
+    return tuple(found)
+
+
+def _tokens_triton(call: Tokens) -> tuple[Tensor, Tensor]:
+    from . import ops
+
+    cos, sin = call.table or (None, None)
+    paired = call.pairing == "interleaved"
+    return ops.qk_norm_rope(call.q, call.k, call.q_weight, call.k_weight, cos, sin, call.eps, paired)
+
+
+def _tokens_reference(call: Tokens) -> tuple[Tensor, Tensor]:
+    rest = (call.table, call.eps, call.pairing)
+    return reference.norm_rope(call.q, call.q_weight, *rest), reference.norm_rope(call.k, call.k_weight, *rest)
+
+
+def _ring_reasons(call: Ring) -> tuple[str, ...]:
+    named = {"k": call.k, "v": call.v, "weight": call.weight, "keys": call.keys, "values": call.values}
+    found = list(triton_needs.reasons(call.device) + triton_needs.tensors(call.device, TYPES, named))
+    found += _shape_reasons(call.k.shape[2], call.k.shape[3], call.table)
+    if not call.slot.is_contiguous() or not call.keep.is_contiguous():
+        found.append("slot and keep are not contiguous")
+    if torch.is_grad_enabled() and (call.k.requires_grad or call.v.requires_grad or call.weight.requires_grad):
+        found.append("what is written in place has no gradient")
+    return tuple(found)
+
+
+def _ring_triton(call: Ring) -> None:
+    from . import ops  # noqa: F401  registers the operator
+
+    cos, sin = call.table
+    paired = call.pairing == "interleaved"
+    torch.ops.worldmodel.write_ring(
+        call.k, call.v, call.weight, cos, sin, call.eps, paired, call.keys, call.values, call.slot, call.keep
+    )
+
+
+def _ring_reference(call: Ring) -> None:
+    reference.write_ring(
+        call.k, call.v, call.weight, call.table, call.eps, call.pairing, call.keys, call.values, call.slot, call.keep
+    )
+
+
+def _never(call: object) -> tuple[str, ...]:
+    return ()
+
+
+QK_NORM_ROPE = Op(
+    "qk_norm_rope",
+    (
+        Backend("triton", _tokens_reasons, _tokens_triton, auto=("cuda",)),
+        Backend("reference", _never, _tokens_reference),
+    ),
+)
+WRITE_RING = Op(
+    "write_ring",
+    (
+        Backend("triton", _ring_reasons, _ring_triton, auto=("cuda",)),
+        Backend("reference", _never, _ring_reference),
+    ),
+)
+
+
+def qk_norm_rope(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, table: Table | None, eps: float, pairing: Pairing
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of queries and keys, then their rotation.
+
+    q: [B, N, h, D]; k: [B, N, h', D], as a slice of a packed projection may be. Weights [D] normalise every head alone,
+    [h * D] and [h' * D] all heads of a token together, as Wan does. table: cosines and sines [B or 1, N, D / 2], fp32,
+    as `rope_table` makes them; None for the norm alone. pairing: see kernels/rope. Computed in fp32 and rounded once.
+    """
+    return QK_NORM_ROPE(Tokens(q, k, q_weight, k_weight, table, eps, pairing))
+
+
+def write_ring(
+    k: Tensor, v: Tensor, weight: Tensor, table: Table, eps: float, pairing: Pairing,
+    keys: Tensor, values: Tensor, slot: Tensor, keep: Tensor,
+) -> None:  # fmt: skip
+    """Norm and rotate the keys of a chunk's frames and write them, and its values, into the slots of a memory.
+
+    k, v: [B, F * n, h, D], weight, table, eps and pairing as for `qk_norm_rope`. keys, values: [B, h, S, n, D], written
+    in place. slot: [B, F] int64 in [0, S), all different in a row. keep: [B, F] bool: frames that are not kept leave
+    their slot as it is, bit for bit. Without gradients.
+    """
+    WRITE_RING(Ring(k, v, weight, table, eps, pairing, keys, values, slot, keep))

@@ -1,0 +1,160 @@
+"""What `kernels check` proves of QK-norm with rotary positions, and of writing into a memory's slots."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from worldmodel.kernels.check.declare import Case, Configuration, OpCheck, OpChecks, padded
+from worldmodel.kernels.rope import Pairing, rotate
+
+from . import QK_NORM_ROPE, WRITE_RING, Ring, Tokens, reference, triton
+from .reference import Table, rope_table
+
+EPS = 1e-6
+SHAPES = ((1, 1, 1, 2, True), (2, 7, 3, 8, False), (2, 7, 3, 8, True))  # B, N, heads, D, across heads
+MORE = (
+    (1, 41, 5, 48, True),
+    (2, 113, 6, 32, False),
+    (1, 128, 4, 64, False),
+    (1, 41, 2, 128, True),
+    (1, 65, 3, 6, True),
+)
+LATE = 100_000
+
+
+def _table(rows: int, tokens: int, head_dim: int) -> Table:
+    """Of `tokens` frames of one token each, far into a stream."""
+    frames = LATE + 1000 * torch.arange(rows)[:, None] + torch.arange(tokens)
+    return rope_table(frames, (1, 1), head_dim)
+
+
+def _case(shape: tuple[int, int, int, int, bool], pairing: Pairing, rotated: bool, scale: float, quick: bool) -> Case:
+    rows, tokens, heads, head_dim, across = shape
+    table = _table(rows, tokens, head_dim) if rotated else None
+
+    def make(rng: torch.Generator, dtype: torch.dtype) -> Sequence[Tensor]:
+        packed = torch.randn(rows, tokens, 3, heads, head_dim, generator=rng, dtype=dtype) * scale
+        q, k, _ = padded(packed).unbind(2)
+        width = heads * head_dim if across else head_dim
+        return q, k, *(1 + 0.5 * torch.randn(2, width, generator=rng, dtype=dtype)).unbind(0)
+
+    def ours(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor]:
+        return QK_NORM_ROPE(Tokens(q, k, q_weight, k_weight, table, EPS, pairing), "triton")
+
+    def right(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, ...]:
+        return tuple(reference.norm_rope(x, w, table, EPS, pairing) for x, w in ((q, q_weight), (k, k_weight)))
+
+    def eager(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, ...]:
+        made = []
+        for x, w in ((q, q_weight), (k, k_weight)):
+            y = F.rms_norm(x.flatten(2) if across else x, w.shape, w, EPS).view(x.shape)
+            made.append(y if table is None else rotate(y, (table[0][:, :, None], table[1][:, :, None]), pairing))
+        return tuple(made)
+
+    name = f"{shape[:4]} {'across heads' if across else 'per head'} {pairing if rotated else 'norm only'} x{scale:g}"
+    return Case(name, make, ours, right, eager, gradients=(0, 1, 2, 3), quick=quick)
+
+
+def _ring_case(tokens: int, heads: int, head_dim: int, across: bool, pairing: Pairing, quick: bool) -> Case:
+    """Two rows whose chunks of three frames fall into slots out of order, one frame of each not kept."""
+    rows, frames, slots = 2, 3, 5
+    slot = torch.tensor([[4, 0, 2], [1, 3, 0]])
+    keep = torch.tensor([[True, True, False], [False, True, True]])
+    table = _table(rows, frames * tokens, head_dim)
+
+    def make(rng: torch.Generator, dtype: torch.dtype) -> Sequence[Tensor]:
+        packed = torch.randn(rows, frames * tokens, 2, heads, head_dim, generator=rng, dtype=dtype)
+        weight = 1 + 0.5 * torch.randn(heads * head_dim if across else head_dim, generator=rng, dtype=dtype)
+        storage = torch.randn(2, rows, heads, slots, tokens, head_dim, generator=rng, dtype=dtype)
+        return *padded(packed).unbind(2), weight, *storage.unbind(0)
+
+    def ours(k: Tensor, v: Tensor, weight: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = padded(keys), padded(values)
+        WRITE_RING(Ring(k, v, weight, table, EPS, pairing, keys, values, slot, keep), "triton")
+        return keys, values
+
+    def right(k: Tensor, v: Tensor, weight: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = keys.clone(), values.clone()
+        reference.write_ring(k, v, weight, table, EPS, pairing, keys, values, slot, keep)
+        return keys, values
+
+    return Case(f"ring of {tokens} tokens, {heads} heads of {head_dim}, {pairing}", make, ours, right, quick=quick)
+
+
+def cases() -> Sequence[Case]:
+    pairings: tuple[Pairing, ...] = ("half", "interleaved")
+    made = [_case(SHAPES[0], "half", True, 1, True), _case(SHAPES[1], "half", True, 1, True)]
+    made += [_case(SHAPES[2], "interleaved", True, 1, True), _case(SHAPES[1], "half", False, 1, False)]
+    made += [_case(shape, pairing, True, 1, False) for shape in MORE for pairing in pairings]
+    made += [_case(SHAPES[2], "interleaved", True, scale, scale == 16) for scale in (4.0, 16.0)]
+    rings = [_ring_case(3, 3, 8, False, "half", True), _ring_case(41, 2, 48, True, "interleaved", False)]
+    return [*made, *rings]
+
+
+KINDS = (
+    (6, 32, False, "half"),
+    (12, 128, True, "interleaved"),
+    (40, 128, True, "interleaved"),
+    (16, 64, False, "half"),
+)
+
+
+def configurations() -> Sequence[Configuration]:
+    """Tokens and weights in bf16 and tables in fp32, for our small models, Wan 1.3B, Wan 14B, and heads of 64."""
+    made = []
+    for heads, head_dim, across, pairing in KINDS:
+        t, h, p, warps = triton.tile(heads, head_dim)
+        constants: dict[str, Any] = {"PAIRED": pairing == "interleaved", "ACROSS": across, "T": t, "H": h, "P": p}
+        constants["ACC"] = triton.tl.float32
+        for name, kernel in (
+            ("forward", triton.qk_norm_rope_kernel),
+            ("backward", triton.norm_rope_backward_kernel),
+            ("ring", triton.write_ring_kernel),
+        ):
+            own = constants if name == "ring" else constants | {"ROTATE": True}
+            title = f"{name} {heads} heads of {head_dim}"
+            signature = {a: "constexpr" if a in own else _type(a) for a in kernel.arg_names}
+            divisible = tuple(a for a in signature if a == "half" or (a[-2] == "_" and a[-1] in "bnhs"))
+            made.append(Configuration(title, kernel, signature, own, divisible, warps, quick=heads == 12))
+    return made
+
+
+def _type(argument: str) -> str:
+    if argument.removesuffix("_pointer") in ("cos", "sin", "q_deviation", "k_deviation", "deviation", "sums"):
+        return "*fp32"
+    if argument == "slot_pointer":
+        return "*i64"
+    if argument == "keep_pointer":
+        return "*i1"
+    return "*bf16" if argument.endswith("_pointer") else "fp32" if argument == "eps" else "i32"
+
+
+def opchecks() -> Sequence[OpCheck]:
+    from . import ops  # noqa: F401  registers the operators
+
+    own = torch.ops.worldmodel
+    cos, sin = _table(1, 4, 8)
+
+    def tokens(rng: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(torch.randn(1, 4, 2, 8, generator=rng) for _ in range(2))
+
+    def ring(rng: torch.Generator) -> tuple[Any, ...]:
+        storage = torch.randn(2, 1, 2, 3, 2, 8, generator=rng)
+        slot, keep = torch.tensor([[2, 0]]), torch.tensor([[True, True]])
+        return *tokens(rng), torch.ones(8), cos, sin, EPS, True, storage[0].clone(), storage[1].clone(), slot, keep
+
+    def backward(rng: torch.Generator) -> tuple[Any, ...]:
+        return *tokens(rng), torch.ones(8), cos, sin, torch.ones(1, 4, 2), False
+
+    return (
+        OpCheck(own.qk_norm_rope.default, lambda r: (*tokens(r), torch.ones(16), torch.ones(16), cos, sin, EPS, False)),
+        OpCheck(own.qk_norm_rope.default, lambda r: (*tokens(r), torch.ones(8), torch.ones(8), None, None, EPS, False)),
+        OpCheck(own.norm_rope_backward.default, backward),
+        OpCheck(own.write_ring.default, ring),
+    )
+
+
+CHECKS = OpChecks("qk_norm_rope", cases, configurations, opchecks)
