@@ -147,7 +147,7 @@ def _recorded(out: Path, asked: dict[str, Any], episodes: int) -> list[EpisodeRe
 def _schema(facts: WorldSpec, options: WorldOptions) -> EpisodeSchema:
     return EpisodeSchema(
         fps=facts.fps,
-        cameras={facts.camera: (facts.height, facts.width)},
+        cameras=dict.fromkeys((facts.camera, *facts.more_cameras), (facts.height, facts.width)),
         state_names=facts.state_names,
         action_names=facts.action_names,
         depth=(facts.camera,) if options.depth else (),
@@ -208,7 +208,10 @@ def _vector_episodes(world: VectorWorld, seeds: Sequence[int], frames: int) -> I
 def _pack(facts: WorldSpec, seen: Observation, actions: NDArray[np.float32]) -> Episode:
     return Episode(
         task=facts.task,
-        video={facts.camera: seen["image"].astype(np.uint8, copy=False)},
+        video={
+            facts.camera: seen["image"].astype(np.uint8, copy=False),
+            **{camera: seen[f"image.{camera}"].astype(np.uint8, copy=False) for camera in facts.more_cameras},
+        },
         state=seen["state"].astype(np.float32, copy=False),
         action=actions,
         depth={facts.camera: seen["depth"].astype(np.float32, copy=False)} if "depth" in seen else {},

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldmodel.datasets.worlds.base import Action, Observation, WorldOptions
-from worldmodel.datasets.worlds.metaworld import CAMERA, Expert, MetaWorld, check_task
+from worldmodel.datasets.worlds.metaworld import Expert, MetaWorld, check_task
 from worldmodel.errors import UserError
 from worldmodel.policies.shifts import NOMINAL, Shift, parse_shift
 
 FAMILY = "robot"
 ACTIONS = ("target_x", "target_y", "target_z", "grip")
+CAMERAS = ("corner4", "corner")  # two that look across each other, so that a goal in the air has one place
 GAIN = 10.0  # of the controller: moves of 1 (a centimetre per step) per metre of error, as Meta-World's scripts have
 JOLT = 0.005  # metres, of the jolted expert
 JOLT_STEPS = 20  # control steps over which a jolt keeps its direction
@@ -35,9 +36,10 @@ class HandRobot(MetaWorld):
     """One task of Meta-World under absolute targets.
 
     Action, float32 [4]: target of the hand in metres (x, y, z), and grip in [-1, 1]. Observation: `state` float32 [4],
-    hand (m) and opening as proprioception reports them; `privileged`, the truth, for scripts; `image` uint8
-    [size, size, 3] at every step with `draws`, else `look` gives one when it is needed. The reward is Meta-World's,
-    divided by 10: in [0, 1]. An episode ends `linger` steps after its first success, at the latest after 500.
+    hand (m) and opening as proprioception reports them; `privileged`, the truth, for scripts; with `draws` also
+    pictures, uint8 [size, size, 3]: `image` of the first camera and `image.NAME` of each other one. Without, `look`
+    gives them when they are needed. The reward is Meta-World's, divided by 10: in [0, 1]. An episode ends `linger`
+    steps after its first success, at the latest after 500.
 
     jolt: standard deviation in metres of a disturbance that the controller's target gets and no recording shows, so
     that demonstrations show how to come back (DART, 1703.09327). It is drawn from the episode's seed.
@@ -48,28 +50,30 @@ class HandRobot(MetaWorld):
         task: str,
         *,
         shift: Shift = NOMINAL,
-        camera: str = CAMERA,
+        cameras: tuple[str, ...] = CAMERAS,
         size: int = 64,
         draws: bool = False,
         jolt: float = 0.0,
         linger: int = 0,
     ) -> None:
-        super().__init__(task, Demonstrator(task, shift, jolt), camera, size, depth=False)
-        self.facts = replace(self.facts, name=f"{FAMILY}/{task}+{shift.name}", action_names=ACTIONS)
+        super().__init__(task, Demonstrator(task, shift, jolt), cameras[0], size, depth=False)
+        name = f"{FAMILY}/{task}+{shift.name}"
+        self.facts = replace(self.facts, name=name, action_names=ACTIONS, more_cameras=cameras[1:])
         self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.task, self._draws, self._jolt, self._linger = task, draws, jolt, linger
-        self._home = self._camera_pose()
+        self.cameras = cameras
+        self._home = {camera: self._camera_pose(camera) for camera in cameras}
         self.become(shift)
 
     def become(self, shift: Shift) -> None:
         """Give the robot another shift; to be called before `reset`."""
         self.shift = shift
         self.behaviour = Demonstrator(self.task, shift, self._jolt)
-        place, axes = self._home
-        if shift.camera is not None:
-            place, axes = place + np.asarray(shift.camera.move), _turned(axes, np.asarray(shift.camera.turn))
-        index = self._env.model.camera(self._camera).id
-        self._env.model.cam_pos[index], self._env.model.cam_quat[index] = place, axes
+        for camera, (place, axes) in self._home.items():
+            if shift.camera is not None and camera == self.cameras[0]:
+                place, axes = place + np.asarray(shift.camera.move), _turned(axes, np.asarray(shift.camera.turn))
+            index = self._env.model.camera(camera).id
+            self._env.model.cam_pos[index], self._env.model.cam_quat[index] = place, axes
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         self._disturbance, self._left = np.zeros(3), None
@@ -96,23 +100,31 @@ class HandRobot(MetaWorld):
             self._left = self._linger
         return observation, reward / 10, self._left == 0, truncated, info
 
-    def look(self) -> NDArray[np.uint8]:
-        """What the camera sees now, uint8 [size, size, 3]."""
-        picture = cv2.resize(self._draw(), (self._size, self._size), interpolation=cv2.INTER_AREA)
-        return picture.astype(np.uint8, copy=False)
+    def look(self) -> dict[str, NDArray[np.uint8]]:
+        """What every camera sees now, uint8 [size, size, 3]."""
+        return {camera: self._look(camera) for camera in self.cameras}
 
     def render(self) -> NDArray[np.uint8]:
-        return self.look()
+        return self._look(self.cameras[0])
+
+    def _look(self, camera: str) -> NDArray[np.uint8]:
+        self._camera = camera  # which `_draw` takes
+        picture = cv2.resize(self._draw(), (self._size, self._size), interpolation=cv2.INTER_AREA)
+        return picture.astype(np.uint8, copy=False)
 
     def _observe(self, full: NDArray[np.float64]) -> Observation:
         observation: Observation = {
             "state": self.shift.report(full[:4]).astype(np.float32),
             "privileged": full,
         }
-        return {"image": self.look(), **observation} if self._draws else observation
+        if self._draws:
+            first, *others = self.look().items()
+            observation["image"] = first[1]
+            observation |= {f"image.{camera}": picture for camera, picture in others}
+        return observation
 
-    def _camera_pose(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        index = self._env.model.camera(self._camera).id
+    def _camera_pose(self, camera: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        index = self._env.model.camera(camera).id
         return self._env.model.cam_pos[index].copy(), self._env.model.cam_quat[index].copy()
 
 
@@ -144,11 +156,12 @@ def open_robot(name: str, options: WorldOptions) -> HandRobot:
     variant, _, text = name.removeprefix(f"{FAMILY}/").partition("+")
     if options.depth or options.rows is not None:
         raise UserError(f"{FAMILY}/{variant}: gives no depth, and one episode at a time")
-    task, camera = check_task(variant, options.camera, options.size)
+    cameras = (options.camera,) if options.camera else CAMERAS
+    task, _ = check_task(variant, cameras[0], options.size)
     return HandRobot(
         task,
         shift=parse_shift(text or "nominal"),
-        camera=camera,
+        cameras=cameras,
         size=options.size,
         draws=True,
         jolt=_jolt(options.policy or "expert"),

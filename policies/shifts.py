@@ -155,8 +155,11 @@ class Gain(Shift):
 
 @dataclass(frozen=True, slots=True)
 class CameraPose(Shift):
-    """The camera stands elsewhere. move: metres along the axes of what it is mounted on. turn: degrees about its own
-    right, up and backward axes, in this order."""
+    """The first camera stands elsewhere.
+
+    move: metres along the axes of what it is mounted on. turn: degrees about its own right, up and backward axes, in
+    this order.
+    """
 
     move: Vector = (0.0, 0.0, 0.0)
     turn: Vector = (0.0, 0.0, 0.0)

@@ -124,6 +124,7 @@ def train(args: list[str]) -> int:
     Every field of the run is an option: worldmodel train CONFIG --help lists them.
     """
     from worldmodel.models.dit import DiTConfig
+    from worldmodel.run import Recipe
     from worldmodel.train import train as run_training
 
     run = _run("train", train, args)
@@ -132,9 +133,12 @@ def train(args: list[str]) -> int:
     metrics = run_training(run)
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"{run.out / 'model'}: " + "  ".join(f"{name} {value:.5f}" for name, value in metrics.items()))
-        world = isinstance(run.model, DiTConfig)
-        serve_it, encode_it = f"serve {run.out}", f"encode DATA --tokenizer {run.out / 'model'} --out DATA_latents"
-        print(f"next: worldmodel {serve_it if world else encode_it}")
+        if isinstance(run, Recipe):
+            print(f"next: worldmodel evaluate policy {run.out}")
+        elif isinstance(run.model, DiTConfig):
+            print(f"next: worldmodel serve {run.out}")
+        else:
+            print(f"next: worldmodel encode DATA --tokenizer {run.out / 'model'} --out DATA_latents")
     return 0
 
 
@@ -148,6 +152,7 @@ def estimate(args: list[str]) -> int:
     the run is an option.
     """
     from worldmodel.estimate import Workload, print_estimate
+    from worldmodel.run import Run
 
     parser = argparse.ArgumentParser("worldmodel estimate CONFIG", add_help=False, allow_abbrev=False)
     parser.add_argument("--tflops", type=float)
@@ -156,19 +161,22 @@ def estimate(args: list[str]) -> int:
     run = _run("estimate", estimate, rest)
     if run is None:
         return 0
+    if not isinstance(run, Run):
+        raise UserError(f"{rest[0]}: estimate knows world models and tokenizers, this is a {type(run).__name__}")
     return print_estimate(Workload.of(run), title=f"estimate {' '.join(args)}", tflops=own.tflops, json=own.json)
 
 
 def _run(name: str, command: Callable[..., int], args: list[str]) -> Any:
     """The run of the configuration named first, with the options after it applied to its fields; None after --help."""
-    from worldmodel.run import load
+    from worldmodel.run import Run, load
 
     if not args or args[0] in ("-h", "--help"):
         print(f"usage: worldmodel {name} CONFIG [OPTIONS]\n\n{inspect.getdoc(command)}")
         return None
     run, rest = _turned_off(load(args[0]), args[1:])
     kind: Any = type(run)
-    kind = kind[type(run.data)]  # so that the data's own fields are options too
+    if isinstance(run, Run):
+        kind = kind[type(run.data)]  # so that the data's own fields are options too
     config = (tyro.conf.AvoidSubcommands,)
     return tyro.cli(kind, prog=f"worldmodel {name} {args[0]}", default=run, args=rest, config=config)
 

@@ -19,14 +19,14 @@ from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
 from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.self_forcing import SelfForcing
-from worldmodel.run import Run
+from worldmodel.run import Recipe, Run, Training
 from worldmodel.serial import from_json, to_json
 
 _ALWAYS = ("model", "seed", "data.action_spec", "data.split")  # what every version has known
 _SINCE_2 = ("objective", "optimizer.type", "lora", "micro", "data.batch", "data.length", "data.curriculum")
 
 
-def identity(run: Run, frozen: str | None) -> dict[str, Any]:
+def identity(run: Run | Recipe, frozen: str | None) -> dict[str, Any]:
     """Names of options to values, as JSON. frozen: what `frozen_weights` gave for the run's model."""
     return {name: to_json(value) for name, value in _values(run, frozen).items()}
 
@@ -40,17 +40,25 @@ def frozen_weights(model: nn.Module) -> str | None:
     return fingerprint_of_tensors(frozen) if frozen else None
 
 
-def _values(run: Run, frozen: str | None) -> dict[str, Any]:
-    values = {
-        "model": run.model,
-        "objective": run.objective,
+def _of_any(run: Training) -> dict[str, Any]:
+    return {
         "optimizer.type": type(run.optimizer).__name__,
-        "lora": run.lora,
         "seed": run.seed,
         "micro": run.micro,
         "ema": run.ema,
         "precision": run.precision,
         "clip_grad": str(run.clip_grad),  # it may be inf, for which JSON has no number
+    }
+
+
+def _values(run: Run | Recipe, frozen: str | None) -> dict[str, Any]:
+    if isinstance(run, Recipe):
+        return {**_of_any(run), **run.identity(), "frozen": frozen}
+    values = {
+        **_of_any(run),
+        "model": run.model,
+        "objective": run.objective,
+        "lora": run.lora,
         "data.batch": run.data.batch,
         "data.length": run.data.length,
         "data.curriculum": run.data.curriculum,
@@ -75,16 +83,17 @@ def _limits(run: Run) -> bool:
     return memory.compares or memory.capacity < run.data.length - run.model.chunk
 
 
-def check_identity(stored: dict[str, Any], run: Run, frozen: str | None, where: str, version: int) -> None:
+def check_identity(stored: dict[str, Any], run: Run | Recipe, frozen: str | None, where: str, version: int) -> None:
     """Raise a UserError with the first difference between an identity and that of a run.
 
     stored: of the run that wrote the checkpoint; what a version that knew fewer names left out is not compared.
     frozen: as of `identity`. where: what holds `stored`, for the error. version: of its format.
     """
+    values = _values(run, frozen)
     for name in _ALWAYS if version < 2 else _ALWAYS + _SINCE_2:
-        if name not in stored:
+        if name in values and name not in stored:
             raise UserError(f"{where}: key 'run' does not hold '{name}'")
-    for name, value in _values(run, frozen).items():
+    for name, value in values.items():
         if name not in stored:
             continue
         there, here = _filled(stored[name], value, f"{where}: {name}"), to_json(value)

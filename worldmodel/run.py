@@ -2,10 +2,13 @@
 
 import importlib.util
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
 
 from worldmodel.actions import ActionSpec
 from worldmodel.chunk import Clip
@@ -14,6 +17,7 @@ from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.lora import LoraConfig
 from worldmodel.models.world import StreamConfig
+from worldmodel.objectives.base import Objective
 from worldmodel.objectives.flow_matching import FlowMatching
 from worldmodel.objectives.frechet_forcing import FrechetForcing
 from worldmodel.objectives.hero import Hero
@@ -73,39 +77,54 @@ class Data(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run[D: Data]:
-    """One training. Every field can be overridden on the command line.
+class Batches(Protocol):
+    """What the training loop asks of any data: clips that are a pure function of the step."""
 
-    micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. init:
-    where the transformer's weights start: a world model's folder, that of a run which has made one, a diffusers Wan
-    transformer's folder or its name on the hub. text: features that a pretrained text-to-video model attends to
-    (models/text.py makes it); without, zeros. lora: train adapters on the frozen weights of init; what the run makes
-    has them merged. checkpointing, compile: of the transformer's blocks. threads: of the CPU. validate: held-out
-    batches per validation, 0 for none. log_every, save_every, validate_every, sample_every: in steps; 0 only at the
-    end.
+    def batches(self, first_step: int, rank: int, world: int, micro: int) -> Iterator[list[Clip]]:
+        """From `first_step` on, this rank's share of every step's clips, cut into `micro` micro-batches."""
+        ...
+
+    def validation_batches(self, count: int) -> Iterator[Clip]:
+        """`count` fixed batches of held-out clips."""
+        ...
+
+
+class Made(Protocol):
+    """What a training makes: a folder that other commands load."""
+
+    def save(self, folder: Path) -> None: ...
+
+
+class Template(Protocol):
+    """What all models that a training makes have in common: filled with weights at every save."""
+
+    def fill(self, weights: dict[str, Tensor], card: dict[str, Any]) -> Made:
+        """The model with the given trained weights, ready to be used until the next call."""
+        ...
+
+    def look(self, made: Any, video: Path) -> None:
+        """A short video of what it can do."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the loop asks of any training. Every field can be overridden on the command line.
+
+    micro: micro-batches per step (gradient accumulation). ema: decay of the averaged weights, 0 for none. threads: of
+    the CPU. validate: held-out batches per validation, 0 for none. log_every, save_every, validate_every, sample_every:
+    in steps; 0 only at the end.
     """
 
-    data: D
-    model: DiTConfig | AutoencoderConfig
     out: Path
-    objective: FlowMatching | FrechetForcing | SelfForcing | Hero | Pushforward | Reconstruction = field(
-        default_factory=FlowMatching
-    )
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     schedule: Schedule = field(default_factory=Schedule)
-    stream: StreamConfig = field(default_factory=StreamConfig)
     steps: int = 1000
     micro: int = 1
     clip_grad: float = 1.0
     ema: float = 0.999
     precision: Literal["fp32", "bf16"] = "fp32"
-    checkpointing: bool = False
-    compile: bool = False
     threads: int | None = None
-    init: str | None = None
-    text: Path | None = None
-    lora: LoraConfig | None = None
     seed: int = 0
     log_every: int = 10
     save_every: int = 200
@@ -126,14 +145,65 @@ class Run[D: Data]:
             raise UserError(f"run: seed must be in [0, 2**63), not {self.seed}")
         if not 0 <= self.ema < 1 or not self.clip_grad > 0:
             raise UserError(f"run: ema {self.ema} must be in [0, 1) and clip_grad {self.clip_grad} above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training, ABC):
+    """The training of a kind of model that is defined elsewhere, such as a policy: a subclass brings what it needs."""
+
+    @property
+    @abstractmethod
+    def batches(self) -> Batches:
+        """The data."""
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The model at step 0; the run's parts must fit each other, what does not is a UserError."""
+
+    @abstractmethod
+    def build_objective(self, model: nn.Module) -> Objective:
+        """The objective over the role `model`, which may be wrapped and forwards (mode, ...)."""
+
+    @abstractmethod
+    def template(self) -> Template: ...
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint is continued under, beside what all trainings have: names of options to values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run[D: Data](Training):
+    """The training of a world model or a tokenizer.
+
+    init: where the transformer's weights start: a world model's folder, that of a run which has made one, a diffusers
+    Wan transformer's folder or its name on the hub. text: features that a pretrained text-to-video model attends to
+    (models/text.py makes it); without, zeros. lora: train adapters on the frozen weights of init; what the run makes
+    has them merged. checkpointing, compile: of the transformer's blocks. For all else see `Training`.
+    """
+
+    data: D
+    model: DiTConfig | AutoencoderConfig
+    objective: FlowMatching | FrechetForcing | SelfForcing | Hero | Pushforward | Reconstruction = field(
+        default_factory=FlowMatching
+    )
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    checkpointing: bool = False
+    compile: bool = False
+    init: str | None = None
+    text: Path | None = None
+    lora: LoraConfig | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lora is not None and self.init is None:
             raise UserError(
                 "run: lora adapts pretrained weights, which init must name; or train all of it (--lora None)"
             )
 
 
-def load(path: Path | str) -> Run:
-    """The Run that a file in configs/ describes. A mistake in the file is a UserError that names its line."""
+def load(path: Path | str) -> Run | Recipe:
+    """The training that a file in configs/ describes. A mistake in the file is a UserError that names its line."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such configuration; a run is a Python file with a function run() -> Run")
@@ -150,7 +220,7 @@ def load(path: Path | str) -> Run:
     except Exception as error:  # the file is a program: anything may go wrong in it
         text = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UserError(f"{_place(path, error)}: {type(error).__name__}: {' '.join(text.split())}") from error
-    if not isinstance(run, Run):
+    if not isinstance(run, Run | Recipe):
         raise UserError(f"{path}: has no function run() that returns a Run")
     return run
 

@@ -43,13 +43,13 @@ from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.reconstruction import Reconstruction
 from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.progress import Line, StopSignal, listed
-from worldmodel.run import Run
+from worldmodel.run import Batches, Recipe, Run, Template, Training
 
 Best = tuple[float, int]
 """Lowest validation loss so far, and its step."""
 
 
-def train(run: Run) -> dict[str, float]:
+def train(run: Run | Recipe) -> dict[str, float]:
     """Train to `run.steps` and return the last metrics; resumes from `run.out` if it holds a checkpoint.
 
     SIGTERM and Ctrl-C finish the step, save and return. A loss or validation loss that is not finite, memory that runs
@@ -61,14 +61,15 @@ def train(run: Run) -> dict[str, float]:
         return _train(run, stop)
 
 
-def _train(run: Run, stop: StopSignal) -> dict[str, float]:
-    if run.compile and (able := check("compile")).state != "ok":
+def _train(run: Run | Recipe, stop: StopSignal) -> dict[str, float]:
+    compiling = isinstance(run, Run) and run.compile
+    if compiling and (able := check("compile")).state != "ok":
         raise UserError(f"compile: {able.detail}; {able.advice}")
     accelerator = _accelerator(run)
     if run.threads is not None:  # after accelerate, which sets its own
         torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
-    model = artifact.build(run, torch.bfloat16 if run.precision == "bf16" else torch.float32)
+    model = _build(run)
     frozen = frozen_weights(model)
     roles = {"model": _role(run, accelerator, model, run.ema)}
     objective = _objective(run, accelerator, roles)
@@ -77,11 +78,11 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
         objective.begin(_batches(run, accelerator, 0))
 
     main = accelerator.is_main_process
-    template = artifact.Template.of(run) if main and step < run.steps else None
+    template = _template(run) if main and step < run.steps else None
     with Line(main, run.steps, step) as line:
         if step >= run.steps:
             line.note(f"{run.out} is at step {step} already, steps is {run.steps}: nothing to do")
-        if run.compile and step < run.steps:
+        if compiling and step < run.steps:
             line.note("compiling, the first step takes a minute")
         batches = _batches(run, accelerator, step)
         while step < run.steps:
@@ -115,7 +116,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
                 files = {**checkpoint.tensors_of(roles), **_tensors(objective)}
                 if template is not None:
                     try:
-                        _keep(template, step, files, _state(run, frozen, objective, best, metrics), save, look)
+                        _keep(run, template, step, files, _state(run, frozen, objective, best, metrics), save, look)
                     except Diverged as error:  # young weights may; all that is due was saved before
                         line.note(f"step {step}: no sample, {error}")
                 accelerator.wait_for_everyone()
@@ -126,8 +127,18 @@ def _train(run: Run, stop: StopSignal) -> dict[str, float]:
     return metrics
 
 
-def _role(run: Run, accelerator: Accelerator, model: nn.Module, ema: float) -> Role:
-    if isinstance(model, DiT):
+def _build(run: Run | Recipe) -> nn.Module:
+    if isinstance(run, Recipe):
+        return run.build()
+    return artifact.build(run, torch.bfloat16 if run.precision == "bf16" else torch.float32)
+
+
+def _template(run: Run | Recipe) -> Template:
+    return run.template() if isinstance(run, Recipe) else artifact.Template.of(run)
+
+
+def _role(run: Run | Recipe, accelerator: Accelerator, model: nn.Module, ema: float) -> Role:
+    if isinstance(run, Run) and isinstance(model, DiT):
         model.checkpointing = run.checkpointing
         for block in model.blocks if run.compile else ():
             block.compile()
@@ -135,9 +146,12 @@ def _role(run: Run, accelerator: Accelerator, model: nn.Module, ema: float) -> R
     return Role(wrapped, optimizers, Ema(model, ema) if ema else None)
 
 
-def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Objective:
+def _objective(run: Run | Recipe, accelerator: Accelerator, roles: dict[str, Role]) -> Objective:
     """The run's objective over the role `model`; adds the other roles that it trains."""
-    model, shape = roles["model"].model, run.model
+    model = roles["model"].model
+    if isinstance(run, Recipe):
+        return run.build_objective(model)
+    shape = run.model
     if isinstance(run.objective, FrechetForcing | SelfForcing | Hero | Pushforward):
         assert isinstance(shape, DiTConfig)  # artifact.check
         starts = growth(run.objective)
@@ -162,11 +176,13 @@ def _objective(run: Run, accelerator: Accelerator, roles: dict[str, Role]) -> Ob
             return plain.build(model, shape, run.seed)
 
 
-def _timing(run: Run, step: int, clip: Clip, seconds: float) -> dict[str, float]:
+def _timing(run: Run | Recipe, step: int, clip: Clip, seconds: float) -> dict[str, float]:
     """For objectives whose rollouts have a known length: wall time of the whole step over their chunks.
 
     Beside the metrics, which are the same after every resume.
     """
+    if isinstance(run, Recipe):
+        return {}
     match run.objective:
         case FrechetForcing() | SelfForcing() as forcing:
             return {"seconds_per_chunk": seconds / forcing.rollouts.made(step)}
@@ -176,9 +192,13 @@ def _timing(run: Run, step: int, clip: Clip, seconds: float) -> dict[str, float]
             return {}
 
 
-def _batches(run: Run, accelerator: Accelerator, step: int) -> Iterator[list[Clip]]:
+def _data(run: Run | Recipe) -> Batches:
+    return run.batches if isinstance(run, Recipe) else run.data
+
+
+def _batches(run: Run | Recipe, accelerator: Accelerator, step: int) -> Iterator[list[Clip]]:
     """This process's micro-batches of every step from `step` on, on its device."""
-    for clips in run.data.batches(step, accelerator.process_index, accelerator.num_processes, run.micro):
+    for clips in _data(run).batches(step, accelerator.process_index, accelerator.num_processes, run.micro):
         yield [clip.to(accelerator.device) for clip in clips]
 
 
@@ -186,7 +206,7 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, step: int) -> dict[str, float]:
+def apply(accelerator: Accelerator, role: Role, update: Update, run: Training, step: int) -> dict[str, float]:
     """Backpropagate an update's losses one after another, synchronise on the last, and step its role's optimizers.
 
     step: the update leads from this step to the next one. A loss that is not finite is a UserError before any weight
@@ -218,7 +238,7 @@ def apply(accelerator: Accelerator, role: Role, update: Update, run: Run, step: 
     return {"loss": loss, "grad_norm": norm, "learning_rate": rate, **others}
 
 
-def _check_finite(found: dict[str, float], run: Run, step: int) -> None:
+def _check_finite(found: dict[str, float], run: Training, step: int) -> None:
     """A training that has diverged ends here, before a checkpoint is written of it."""
     for name, value in found.items():
         if not math.isfinite(value):
@@ -234,18 +254,18 @@ def _mean(accelerator: Accelerator, value: Tensor) -> float:
     return float(total)
 
 
-def validate(run: Run, objective: Objective, role: Role) -> dict[str, float]:
+def validate(run: Run | Recipe, objective: Objective, role: Role) -> dict[str, float]:
     """Mean of the objective's held-out losses, with the averaged weights where there are any."""
     values: dict[str, list[float]] = {}
     with role.ema.applied() if role.ema else nullcontext():
         device = next(role.model.parameters()).device
-        for clip in run.data.validation_batches(run.validate):
+        for clip in _data(run).validation_batches(run.validate):
             for name, value in objective.validate(clip.to(device)).items():
                 values.setdefault(f"validation/{name}", []).append(float(value))
     return {name: sum(v) / len(v) for name, v in values.items()}
 
 
-def _accelerator(run: Run) -> Accelerator:
+def _accelerator(run: Training) -> Accelerator:
     folders = ProjectConfiguration(project_dir=str(run.out), logging_dir=str(run.out / "tensorboard"))
     precision = {"fp32": "no", "bf16": "bf16"}[run.precision]
     cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -255,7 +275,7 @@ def _accelerator(run: Run) -> Accelerator:
 
 
 @contextmanager
-def _advice(run: Run) -> Iterator[None]:
+def _advice(run: Run | Recipe) -> Iterator[None]:
     """Turn what a user can do something about into one line: memory that runs out, a full disk."""
     try:
         yield
@@ -263,11 +283,13 @@ def _advice(run: Run) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         first = str(error).split("\n")[0]
-        raise UserError(
-            f"out of memory: turn on checkpointing (now {run.checkpointing}), or in another out folder raise micro "
-            f"(now {run.micro}) or shorten the clips; `estimate` shows what a run needs; {checkpoint.last(run.out)} "
-            f"({first})"
-        ) from error
+        advice = f"raise micro (now {run.micro}) in another out folder"
+        if isinstance(run, Run):
+            advice = (
+                f"turn on checkpointing (now {run.checkpointing}), or in another out folder raise micro (now "
+                f"{run.micro}) or shorten the clips; `estimate` shows what a run needs"
+            )
+        raise UserError(f"out of memory: {advice}; {checkpoint.last(run.out)} ({first})") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -275,7 +297,8 @@ def _advice(run: Run) -> Iterator[None]:
 
 
 def _keep(
-    template: artifact.Template,
+    run: Training,
+    template: Template,
     step: int,
     files: dict[str, dict[str, Tensor]],
     state: dict[str, Any],
@@ -283,7 +306,6 @@ def _keep(
     look: bool,
 ) -> None:
     """Write what is due at a step: the model so far with its checkpoint, a sample."""
-    run = template.run
     checkpoint.check_finite(run.out, step, files)
     average = {name: value for name, value in files.get("model.ema", {}).items() if name != "updates"}
     card = {"step": step, "seed": run.seed, "weights": "averaged" if average else "last", "metrics": state["metrics"]}
@@ -300,7 +322,7 @@ def _keep(
 
 
 def _state(
-    run: Run, frozen: str | None, objective: Objective, best: Best | None, metrics: dict[str, float]
+    run: Run | Recipe, frozen: str | None, objective: Objective, best: Best | None, metrics: dict[str, float]
 ) -> dict[str, Any]:
     """What a checkpoint holds besides tensors: which run made it, where it stands."""
     values = {name: value for name, value in objective.state_dict().items() if not isinstance(value, Tensor)}
@@ -314,7 +336,7 @@ def _tensors(objective: Objective) -> dict[str, dict[str, Tensor]]:
 
 
 def _resume(
-    run: Run, frozen: str | None, roles: dict[str, Role], objective: Objective
+    run: Run | Recipe, frozen: str | None, roles: dict[str, Role], objective: Objective
 ) -> tuple[int, Best | None, dict[str, float]]:
     """The step to go on from, the best validation loss so far, and the last metrics."""
     found = checkpoint.steps(run.out)

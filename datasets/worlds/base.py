@@ -28,6 +28,7 @@ class WorldSpec:
     camera: str  # the pictures are stored as observation.images.<camera>
     height: int  # pixels
     width: int  # pixels
+    more_cameras: tuple[str, ...] = ()  # their pictures, of the same size, are in the observation's "image.<camera>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,11 +84,12 @@ def test_latency_executes_every_action_late(robot):
 
 
 def test_a_shifted_camera_sees_another_picture_and_stands_back_afterwards(robot):
-    views = {}
+    views, others = {}, {}
     for text in ("nominal", "camera-pose:0.1,0,0", "camera-pose:0,0,0,0,0,90", "nominal+nominal"):
         robot.become(parse_shift(text))
         robot.reset(seed=0)
-        views[text] = robot.look().astype(int)
+        views[text], others[text] = (picture.astype(int) for picture in robot.look().values())
+    assert all((others[text] == others["nominal"]).all() for text in others)
     nominal = views["nominal"]
     assert np.abs(views["camera-pose:0.1,0,0"] - nominal).mean() > 3
     turned = views["camera-pose:0,0,0,0,0,90"]  # about the viewing axis: the square picture turns the other way
@@ -125,7 +126,10 @@ def test_the_script_succeeds_and_the_episode_ends_after_lingering():
 def test_recording_names_and_draws():
     world = open_robot(f"robot/button-press-v3+encoder-offset:{OFFSET}", WorldOptions(size=32, policy="jolted:0.01"))
     observation, _ = world.reset(seed=0)
-    assert observation["image"].shape == (32, 32, 3)
+    np.testing.assert_array_equal(observation["image"], world.look()["corner4"])
+    np.testing.assert_array_equal(observation["image.corner"], world.look()["corner"])
+    assert observation["image"].shape == observation["image.corner"].shape == (32, 32, 3)
+    assert (world.facts.camera, world.facts.more_cameras) == ("corner4", ("corner",))
     assert world.facts.name == f"robot/button-press+encoder-offset:{OFFSET}"
     assert world.facts.action_names == ACTIONS
     assert world.facts.task == "button press"

@@ -1,0 +1,187 @@
+"""A flow-matching policy: pictures, proprioception and an instruction to a chunk of actions, by the engine's samplers.
+
+To the engine a policy is a model like any other: a chunk is K actions of A numbers, its control is an observation. The
+observation is encoded once per chunk (`prepare`) into one vector, which joins the embedding of the flow time and
+modulates the transformer over the chunk's actions (AdaLN-Zero), as in diffusion policies (Chi et al., 2303.04137) and
+diffusion transformers (Peebles & Xie, 2212.09748). Pictures go through a small convolutional network that ends in
+expected positions of learned features (spatial softmax, Levine et al., 1504.00702).
+
+Letters: B rows, K actions of a chunk, A numbers of an action, N cameras, H W pixels, D width, P keypoints.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from worldmodel import flow
+from worldmodel.chunk import Chunk
+from worldmodel.errors import UserError
+from worldmodel.kernels.modulate import modulate
+from worldmodel.memory import Geometry, Memory, MemoryConfig
+from worldmodel.models.layers import Block, BlockConfig
+from worldmodel.models.rope import Rope3D
+from worldmodel.policies.observation import Interface, Observation
+from worldmodel.state import State
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """Sizes. chunk: K actions made together. dim, depth, heads, hidden: of the transformer over them. channels: of the
+    convolutions, each of which but the last halves the picture. keypoints: P per camera. time_width: of the embedding
+    of the flow time."""
+
+    chunk: int = 16
+    dim: int = 128
+    depth: int = 4
+    heads: int = 4
+    hidden: int = 384
+    channels: tuple[int, ...] = (16, 32, 32)
+    keypoints: int = 32
+    time_width: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "dim", "depth", "heads", "hidden", "keypoints"):
+            if getattr(self, name) < 1:
+                raise UserError(f"policy: {name} must be at least 1, not {getattr(self, name)}")
+        if self.dim % (2 * self.heads):
+            raise UserError(f"policy: dim {self.dim} must be an even multiple of heads {self.heads}")
+        if self.time_width < 2 or self.time_width % 2:
+            raise UserError(f"policy: time_width must be even, not {self.time_width}")
+        if not self.channels or min(self.channels) < 8 or any(width % 8 for width in self.channels):
+            raise UserError(f"policy: channels must be multiples of 8, not {self.channels}")
+
+    def build(self, interface: Interface) -> "FlowPolicy":
+        """A new policy with random weights (drawn from torch's global generator)."""
+        return FlowPolicy(self, interface)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An observation after its encoder: all that the flow needs of it."""
+
+    condition: Tensor  # [B, D]
+    rope: tuple[Tensor, Tensor]  # cosines and sines of the chunk's places
+
+
+class FlowPolicy(nn.Module):
+    """Velocity model v(x_t, t | observation) of normalised action chunks [B, K, A]."""
+
+    state_middle: Tensor
+    state_half: Tensor
+    action_middle: Tensor
+    action_half: Tensor
+
+    def __init__(self, cfg: PolicyConfig, interface: Interface) -> None:
+        super().__init__()
+        self.cfg, self.interface = cfg, interface
+        for name, of in (("state", interface.state), ("action", interface.action)):
+            self.register_buffer(f"{name}_middle", of.middle, persistent=False)
+            self.register_buffer(f"{name}_half", of.half, persistent=False)
+        dim, actions = cfg.dim, len(interface.action.names)
+        self.eyes = nn.ModuleList(Keypoints(cfg.channels, cfg.keypoints) for _ in interface.cameras)
+        self.words = nn.Embedding(len(interface.vocabulary) + 1, dim, padding_idx=0)
+        self.state_in = nn.Sequential(nn.Linear(len(interface.state.names), dim), nn.SiLU())
+        seen = 2 * cfg.keypoints * len(interface.cameras)
+        self.fuse = nn.Sequential(nn.Linear(seen + 2 * dim, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim))
+        self.time = nn.Sequential(nn.Linear(cfg.time_width, dim), nn.SiLU(), nn.Linear(dim, dim))
+        self.action_in, self.action_out = nn.Linear(actions, dim), nn.Linear(dim, actions)
+        self.shared = nn.Linear(dim, 6 * dim)
+        block = BlockConfig(dim=dim, heads=cfg.heads, hidden=cfg.hidden)
+        self.blocks = nn.ModuleList(Block(block) for _ in range(cfg.depth))
+        self.last = nn.Linear(dim, 2 * dim)
+        self.rope = Rope3D(dim // cfg.heads, (1, 1))
+        for zero in (self.shared, self.last, self.action_out):  # AdaLN-Zero: identity at first
+            nn.init.zeros_(zero.weight)
+            nn.init.zeros_(zero.bias)
+
+    # -- what the engine calls: through forward(mode, ...), so that DDP and FSDP see every use of the parameters -------
+
+    def forward(self, mode: Literal["prepare", "velocity", "chunk"], *args: Any) -> Any:
+        """`chunk`: (x_t, t, observation) -> velocity, for training."""
+        match mode:
+            case "prepare":
+                return self._prepare(*args)
+            case "velocity":
+                return self._velocity(*args)
+            case "chunk":
+                x_t, t, observation = args
+                return self._velocity(x_t, t, self._prepare(observation))
+
+    @property
+    def chunk(self) -> int:
+        return self.cfg.chunk
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        return (len(self.interface.action.names),)
+
+    def empty_memory(self, config: MemoryConfig, batch: int) -> Memory:
+        """The memory `config` for B rows; the policy looks at the present only, and neither writes nor reads any."""
+        return config.empty(Geometry(0, 0, 0, 0), batch, self.action_in.weight)
+
+    def prepare(self, control: Observation, state: State) -> Prepared:
+        return self("prepare", control)
+
+    def velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
+        return self("velocity", x_t, t, prepared)
+
+    def remember(self, chunk: Chunk, state: State, time: float = 0.0) -> Memory:
+        return state.memory
+
+    # -- units ---------------------------------------------------------------------------------------------------------
+
+    def normalised(self, actions: Tensor) -> Tensor:
+        """Actions [..., A] in the robot's units to those of the model."""
+        return (actions - self.action_middle) / self.action_half
+
+    def in_units(self, x: Tensor) -> Tensor:
+        """The inverse of `normalised`."""
+        return x * self.action_half + self.action_middle
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, seen: Observation) -> Prepared:
+        pictures = seen.image.to(self.action_in.weight.dtype) / 127.5 - 1
+        points = [eye(pictures[:, camera]) for camera, eye in enumerate(self.eyes)]
+        state = self.state_in((seen.state - self.state_middle) / self.state_half)
+        given = (seen.words > 0).sum(1, keepdim=True).clamp_min(1)
+        words = self.words(seen.words).sum(1) / given
+        places = torch.arange(self.cfg.chunk, device=seen.state.device)[None]
+        return Prepared(self.fuse(torch.cat((*points, state, words), -1)), self.rope.table(places))
+
+    def _velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
+        e = self.time(flow.embed_time(t, self.cfg.time_width).to(x_t.dtype)) + prepared.condition[:, None]
+        shared = self.shared(F.silu(e)).unflatten(-1, (6, -1))
+        h = self.action_in(x_t)[:, :, None]  # one token per action
+        for block in self.blocks:
+            h, *_ = block(h, e, shared, prepared.rope, None, None, None)
+        shift, scale = self.last(F.silu(e)).float().chunk(2, -1)
+        return self.action_out(modulate(h, shift, scale, EPS)[:, :, 0].to(x_t.dtype))
+
+
+class Keypoints(nn.Module):
+    """Pictures [B, 3, H, W] in [-1, 1] to where P learned features are, [B, 2 * P] in [-1, 1]: all x, then all y."""
+
+    def __init__(self, channels: tuple[int, ...], keypoints: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        last = 3
+        for number, width in enumerate(channels):
+            stride = 2 if number + 1 < len(channels) else 1
+            layers += [nn.Conv2d(last, width, 5 if number == 0 else 3, stride, 2 if number == 0 else 1)]
+            layers += [nn.GroupNorm(width // 8, width), nn.SiLU()]
+            last = width
+        self.features = nn.Sequential(*layers, nn.Conv2d(last, keypoints, 1))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        maps = self.features(pictures)
+        rows, columns = maps.shape[2:]
+        weight = maps.flatten(2).softmax(-1).unflatten(-1, (rows, columns))
+        x = weight.sum(2) @ torch.linspace(-1, 1, columns, device=maps.device, dtype=maps.dtype)
+        y = weight.sum(3) @ torch.linspace(-1, 1, rows, device=maps.device, dtype=maps.dtype)
+        return torch.cat((x, y), -1)
