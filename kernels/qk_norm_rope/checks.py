@@ -23,6 +23,7 @@ MORE = (
     (1, 65, 3, 6, True),
 )
 LATE = 100_000
+STRIDES = ("_b", "_n", "_h", "_s")
 
 
 def _table(rows: int, tokens: int, head_dim: int) -> Table:
@@ -117,7 +118,7 @@ def configurations() -> Sequence[Configuration]:
             own = constants if name == "ring" else constants | {"ROTATE": True}
             title = f"{name} {heads} heads of {head_dim}"
             signature = {a: "constexpr" if a in own else _type(a) for a in kernel.arg_names}
-            divisible = tuple(a for a in signature if a == "half" or (a[-2] == "_" and a[-1] in "bnhs"))
+            divisible = tuple(a for a in signature if a == "half" or a.endswith(STRIDES))
             made.append(Configuration(title, kernel, signature, own, divisible, warps, quick=heads == 12))
     return made
 

@@ -1,0 +1,78 @@
+"""Paste a generated patch back into a frame, on its region only."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worldmodel.kernels import triton_needs
+from worldmodel.kernels.backend import Backend, Op
+
+from . import reference
+
+__all__ = ["REGION_WARP", "Paste", "region_warp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Paste:
+    """A call of `region_warp`."""
+
+    frame: Tensor  # [B, H, W, C] uint8
+    patch: Tensor  # [B, h, w, C]
+    mask: Tensor  # [B, h, w]
+    inverse: Tensor  # [B, 2, 3]
+    corner: Tensor  # [B, 2] int32
+    size: tuple[int, int]
+
+    @property
+    def device(self) -> torch.device:
+        return self.frame.device
+
+
+def _reasons(call: Paste) -> tuple[str, ...]:
+    found = list(triton_needs.reasons(call.device))
+    wanted = {"frame": torch.uint8, "patch": torch.float32, "mask": torch.float32, "inverse": torch.float32}
+    for name, kind in (wanted | {"corner": torch.int32}).items():
+        x: Tensor = getattr(call, name)
+        if x.dtype != kind or x.device != call.device:
+            found.append(f"{name} is {x.dtype} on {x.device}, not {kind} on {call.device}")
+    found += [f"{name} is not contiguous" for name in ("inverse", "corner") if not getattr(call, name).is_contiguous()]
+    if min(call.patch.shape[1:3]) < 1:
+        found.append(f"an empty patch, {list(call.patch.shape)}")
+    return tuple(found)
+
+
+def _triton(call: Paste) -> None:
+    from . import ops  # noqa: F401  registers the operator
+
+    torch.ops.worldmodel.region_warp(call.frame, call.patch, call.mask, call.inverse, call.corner, call.size)
+
+
+def _never(call: object) -> tuple[str, ...]:
+    return ()
+
+
+REGION_WARP = Op(
+    "region_warp",
+    (
+        Backend("triton", _reasons, _triton, auto=("cuda",)),
+        Backend(
+            "reference",
+            _never,
+            lambda c: reference.region_warp(c.frame, c.patch, c.mask, c.inverse, c.corner, c.size),
+        ),
+    ),
+)
+
+
+def region_warp(
+    frame: Tensor, patch: Tensor, mask: Tensor, inverse: Tensor, corner: Tensor, size: tuple[int, int]
+) -> None:
+    """Warp a patch into the frame, blend it through its mask and round, in place and on the region only.
+
+    frame: [B, H, W, C] uint8; patch: [B, h, w, C] fp32 in 0..255; mask: [B, h, w] fp32 in 0..1. inverse: [B, 2, 3]
+    fp32 from (x, y, 1) of the frame to (x, y) of the patch, pixel centres at whole numbers. corner: [B, 2] int32
+    (x, y), size: (lines, columns) of the regions. Bilinear; pixels that the mask does not reach, and all outside the
+    region, keep their bits. The patch may have any strides; nothing waits for the device.
+    """
+    REGION_WARP(Paste(frame, patch, mask, inverse, corner, size))

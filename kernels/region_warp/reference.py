@@ -1,0 +1,56 @@
+"""Paste a generated patch back into a frame: inverse-affine bilinear warp, soft mask, blend, round.
+
+Only pixels of a region are read and written; a pixel that the warped mask does not reach keeps its bits. Letters: B
+rows, H W of the frame, h w of the patch, C colours. Coordinates are (x, y) of pixel centres, the first one at (0, 0).
+"""
+
+import torch
+from torch import Tensor
+
+
+def region_warp(
+    frame: Tensor, patch: Tensor, mask: Tensor, inverse: Tensor, corner: Tensor, size: tuple[int, int]
+) -> None:
+    """Blend the warped patch into the frame, in place.
+
+    frame: [B, H, W, C] uint8. patch: [B, h, w, C] fp32 in 0..255. mask: [B, h, w] fp32 in 0..1, how much of the patch
+    is seen. inverse: [B, 2, 3] fp32, from (x, y, 1) of the frame to (x, y) of the patch. corner: [B, 2] int32, the
+    (x, y) of each row's region; size: (lines, columns) of all regions; what of a region lies outside the frame is not
+    there. Beyond its border the patch goes on as its border, the mask is 0. A pixel f becomes
+    floor(f + m (p - f) + 0.5) within 0..255 where m > 0, and stays where m is 0.
+    """
+    height, width = frame.shape[1:3]
+    for b in range(frame.shape[0]):
+        x0, y0 = corner[b].tolist()
+        x0, y0, x1, y1 = max(x0, 0), max(y0, 0), min(x0 + size[1], width), min(y0 + size[0], height)
+        if x1 <= x0 or y1 <= y0:
+            continue
+        y, x = torch.meshgrid(
+            torch.arange(y0, y1, device=frame.device, dtype=torch.float32),
+            torch.arange(x0, x1, device=frame.device, dtype=torch.float32),
+            indexing="ij",
+        )
+        m = inverse[b].float()
+        u, v = m[0, 0] * x + m[0, 1] * y + m[0, 2], m[1, 0] * x + m[1, 1] * y + m[1, 2]
+        region = frame[b, y0:y1, x0:x1]
+        seen = _sample(mask[b].float()[..., None], u, v, zero=True)
+        new = _sample(patch[b].float(), u, v, zero=False)
+        old = region.float()
+        blended = torch.floor(old + seen * (new - old) + 0.5).clamp(0, 255).to(torch.uint8)
+        region.copy_(torch.where(seen > 0, blended, region))
+
+
+def _sample(image: Tensor, u: Tensor, v: Tensor, zero: bool) -> Tensor:
+    """Bilinear samples of an image [h, w, C] at (u, v) [...]; outside, its border or zero."""
+    height, width = image.shape[:2]
+    left, top = torch.floor(u), torch.floor(v)
+    a, b = (u - left)[..., None], (v - top)[..., None]
+
+    def at(x: Tensor, y: Tensor) -> Tensor:
+        found = image[y.nan_to_num().clamp(0, height - 1).long(), x.nan_to_num().clamp(0, width - 1).long()]
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        return torch.where(inside[..., None], found, 0) if zero else found
+
+    above = at(left, top) + a * (at(left + 1, top) - at(left, top))
+    below = at(left, top + 1) + a * (at(left + 1, top + 1) - at(left, top + 1))
+    return above + b * (below - above)
