@@ -26,9 +26,12 @@ LARGEST = 2**16  # of any size that a configuration names
 
 @dataclass(frozen=True, kw_only=True)
 class Acting:
-    """How a policy is run. execute: actions of a chunk that are carried out before the next observation (receding
-    horizon). ensemble: weight exp(-ensemble * age) of older chunks that planned the same moment (temporal ensembling,
-    2304.13705); None uses the newest chunk alone."""
+    """How a policy is run.
+
+    execute: actions of a chunk that are carried out before the next observation (receding horizon). ensemble: every
+    action is the mean of what all chunks so far have planned for its moment, the i-th oldest weighing
+    exp(-ensemble * i) (temporal ensembling, 2304.13705); None carries out the newest chunk alone.
+    """
 
     sampler: Euler | Heun = field(default_factory=lambda: Euler(steps=8))
     execute: int = 8
