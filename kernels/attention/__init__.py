@@ -1,5 +1,7 @@
 """Attention of a chunk over what is remembered and itself."""
 
-from .reference import Moved, Seen, Span, attend
+from .choice import ATTENTION, Attention, attend_segments
+from .reference import Segment
+from .spans import Moved, Seen, Span, attend
 
-__all__ = ["Moved", "Seen", "Span", "attend"]
+__all__ = ["ATTENTION", "Attention", "Moved", "Seen", "Segment", "Span", "attend", "attend_segments"]

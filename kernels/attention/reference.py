@@ -1,74 +1,77 @@
-"""Attention over what is remembered and the current tokens: the definition that fast versions are tested against."""
+"""Attention over what is remembered and the current tokens: the definition that fast versions are tested against.
 
+Letters: B rows of queries, h heads, Q queries; P rows of keys, g key heads, N keys of a segment; D head size.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from worldmodel.kernels.rope import Pairing, rotate
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """Keys that some queries look at as if they were elsewhere in time."""
+class Segment:
+    """Keys and values where they lie: a sink, a ring, slow frames, the current chunk. Nothing is copied together.
 
-    tokens: Tensor  # [B or 1, M] int64, which of [past, current]
-    table: tuple[Tensor, Tensor]  # cosines and sines of the move, broadcastable to [B, heads, M, D / 2]
-    pairing: Pairing
-    valid: Tensor  # [B or 1, M] bool, those that are there
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Queries [start, end) look at the keys in each of the ranges [start, end), counted over [past, current].
-
-    moved: keys that they look at too, another set in every row.
+    B is a multiple of P, and row b of the queries reads row b mod P. h is a multiple of g, and head i reads key head
+    i * g // h. valid: M divides N, and place m says whether the keys m N / M to (m + 1) N / M - 1 are there; what is
+    not there may hold anything, NaN too, and has no influence. turn: by how much the queries of a row are rotated
+    before they look at this segment, which moves the whole segment in time for that row and leaves its keys as they
+    were written. chunk: of a segment that the queries made themselves: query i sees key j if j // chunk <= i // chunk,
+    both ways inside a chunk and back between chunks. Neither a mask nor a turn has a gradient.
     """
 
-    queries: tuple[int, int]
-    keys: tuple[tuple[int, int], ...]
-    moved: Moved | None = None
+    keys: Tensor  # [P, g, N, D]
+    values: Tensor  # [P, g, N, D]
+    valid: Tensor | None = None  # [P, M] bool; None if all are there
+    turn: tuple[Tensor, Tensor] | None = None  # cosines and sines, [P, D / 2] each; None for no rotation
+    chunk: int = 0  # tokens of a chunk; 0 if every query sees every key
 
 
-Seen = Tensor | tuple[Span, ...] | None
+def sees(queries: Tensor, keys: Tensor, chunk: int) -> Tensor:
+    """Which of the keys [N] the queries [Q] see by their places in a segment that is cut into chunks, [Q, N] bool."""
+    return keys // chunk <= queries[:, None] // chunk
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor] | None, seen: Seen) -> Tensor:
-    """Softmax attention of the current queries over [past, current].
+def attend_segments(q: Tensor, segments: Sequence[Segment], pairing: Pairing, scale: float) -> Tensor:
+    """softmax(scale * q . k) v over all keys of all segments, for q [B, h, Q, D]; computed in fp32 or wider.
 
-    q, k, v: [B, heads, Q, D] of the current tokens. past: keys and values [P, heads, N, D] or None; B is a multiple of
-    P, and row b reads past row b mod P. seen: bool, broadcastable to [B, heads, Q, N + Q], True where a query may look;
-    or spans that cover the queries in order and never touch what is not seen; None lets every query look everywhere.
-    Returns [B, heads, Q, D].
+    Returns [B, h, Q, D] in the type of q; zeros for a query that sees no key at all.
     """
-    if past is not None:
-        k, v = _behind(past[0], k), _behind(past[1], v)
-    if not isinstance(seen, tuple):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-    return torch.cat([_attend_span(q, k, v, span) for span in seen], 2)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    logits, seen, values = [], [], []
+    for s in segments:
+        turn = None if s.turn is None else tuple(_to_rows(t, q)[:, None, None].to(wide) for t in s.turn)
+        turned = q.to(wide) if turn is None else rotate(q.to(wide), turn, pairing)
+        there = torch.ones(q.shape[0], s.keys.shape[2], dtype=torch.bool, device=q.device)
+        if s.valid is not None:
+            there = _to_rows(s.valid, q).repeat_interleave(s.keys.shape[2] // max(1, s.valid.shape[1]), 1)
+        gone, look = ~there[:, None, :, None], there[:, None, None]
+        if s.chunk:
+            places = (torch.arange(n, device=q.device) for n in (q.shape[2], s.keys.shape[2]))
+            look = look & sees(*places, s.chunk)
+        keys, held = (_to_heads(_to_rows(x.to(wide), q), q).masked_fill(gone, 0) for x in (s.keys, s.values))
+        logits.append(turned @ keys.mT * scale)
+        seen.append(look.expand(-1, 1, q.shape[2], -1))
+        values.append(held)
+    mask = torch.cat(seen, 3)
+    logit = torch.cat(logits, 3).masked_fill(~mask, -torch.inf)
+    if not logit.shape[3]:
+        return torch.zeros_like(q)
+    top = logit.detach().amax(3, keepdim=True)
+    weight = (logit - top.masked_fill(top == -torch.inf, 0)).exp()
+    total = weight.sum(3, keepdim=True)
+    return (weight / total.masked_fill(total == 0, 1) @ torch.cat(values, 2)).to(q.dtype)
 
 
-def _behind(past: Tensor, x: Tensor) -> Tensor:
-    """[past, x] along the tokens, the past repeated for every group of rows that shares it."""
-    if past.shape[0] == x.shape[0]:
-        return torch.cat((past, x), 2)
-    groups = x.unflatten(0, (-1, past.shape[0]))
-    return torch.cat((past.expand(groups.shape[0], *past.shape), groups), 3).flatten(0, 1)
+def _to_rows(x: Tensor, q: Tensor) -> Tensor:
+    """x [P, ...] as row b of q reads it."""
+    return x.repeat(q.shape[0] // max(1, x.shape[0]), *(1,) * (x.ndim - 1))
 
 
-def _attend_span(q: Tensor, k: Tensor, v: Tensor, span: Span) -> Tensor:
-    start, end = span.queries
-    q, keys, values, m = q[:, :, start:end], _ranges(k, span.keys), _ranges(v, span.keys), span.moved
-    if m is None:
-        return F.scaled_dot_product_attention(q, keys, values)
-    index = m.tokens[:, None, :, None].expand(*k.shape[:2], -1, k.shape[3])
-    keys = torch.cat((rotate(k.gather(2, index), m.table, m.pairing), keys), 2)
-    values = torch.cat((v.gather(2, index), values), 2)
-    seen = F.pad(m.valid, (0, keys.shape[2] - m.valid.shape[1]), value=True)
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen[:, None, None])
-
-
-def _ranges(x: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:
-    parts = [x[:, :, start:end] for start, end in ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+def _to_heads(x: Tensor, q: Tensor) -> Tensor:
+    """x [B, g, N, D] as head i of q reads it."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)

@@ -4,7 +4,14 @@ from importlib import import_module
 
 from .declare import OpChecks
 
-MODULES: tuple[str, ...] = ()
+MODULES = (
+    "worldmodel.kernels.attention.checks",
+    "worldmodel.kernels.prefix_attention.checks",
+    "worldmodel.kernels.modulate.checks",
+    "worldmodel.kernels.qk_norm_rope.checks",
+    "worldmodel.kernels.region_warp.checks",
+    "worldmodel.kernels.sampler_step.checks",
+)
 
 
 def all_checks() -> tuple[OpChecks, ...]:

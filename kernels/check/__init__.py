@@ -1,0 +1,1 @@
+"""Proof of the kernels without a GPU: `worldmodel kernels check`."""

@@ -1,0 +1,104 @@
+"""Kernels in Triton's interpreter, on CPU, against their references; to be run where TRITON_INTERPRET=1 is set."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .declare import Case, OpCheck, Outputs
+
+SEED = 20_260
+
+
+def faults_of(case: Case) -> tuple[str, ...]:
+    """What is wrong with a case, empty if nothing is."""
+    with _poisoned():
+        inputs = tuple(case.make(torch.Generator().manual_seed(SEED), case.dtype))
+        found = _evaluate(case.run, inputs, case.gradients)
+        again = _evaluate(case.run, inputs, case.gradients)
+    faults = [f"{a.name} differs when repeated" for a, b in zip(found, again, strict=True) if not _same(a.x, b.x)]
+    if case.exact:
+        wanted = _evaluate(case.reference, inputs, case.gradients)
+        pairs = zip(found, wanted, strict=True)
+        return (*faults, *(f"{a.name} is not bit for bit the reference's" for a, b in pairs if not _same(a.x, b.x)))
+    exact = _evaluate(case.reference, tuple(map(_double, inputs)), case.gradients)
+    peer = _evaluate(case.peer or case.reference, inputs, case.gradients)
+    for a, p, e in zip(found, peer, exact, strict=True):
+        if a.x.shape != e.x.shape or a.x.dtype != p.x.dtype:
+            faults.append(f"{a.name} is {a.x.dtype} {list(a.x.shape)}, not {p.x.dtype} {list(e.x.shape)}")
+        elif a.x.numel() and not (error := _error(a.x, e.x)) <= (bound := 2 * _error(p.x, e.x) + _ulp(e.x, a.x.dtype)):
+            faults.append(f"{a.name} is off by {error:.3g}, over {bound:.3g}")
+    return tuple(faults)
+
+
+def opcheck_faults(check: OpCheck) -> tuple[str, ...]:
+    """What torch.library.opcheck says against an operator, empty if nothing."""
+    arguments = check.arguments(torch.Generator().manual_seed(SEED))
+    results = torch.library.opcheck(check.operator, arguments, raise_exception=False)
+    return tuple(f"{name}: {str(said).splitlines()[0]}" for name, said in results.items() if said != "SUCCESS")
+
+
+class _Named:
+    """An output or a gradient."""
+
+    def __init__(self, name: str, x: Tensor) -> None:
+        self.name, self.x = name, x
+
+
+def _evaluate(function: Callable[..., Outputs], inputs: Sequence[Any], gradients: Sequence[int]) -> list[_Named]:
+    """Outputs, and the gradients of a fixed random sum of those that have one."""
+    leaves = [x.detach().requires_grad_() if i in gradients else x for i, x in enumerate(inputs)]
+    made = function(*leaves)
+    outputs = (made,) if isinstance(made, Tensor) else tuple(made)
+    named = [_Named(f"output {i}", x.detach()) for i, x in enumerate(outputs)]
+    if not gradients:
+        return named
+    draw, roots = torch.Generator().manual_seed(SEED + 1), [x for x in outputs if x.requires_grad]
+    weights = [torch.randn(x.shape, generator=draw).to(x.dtype) for x in roots]
+    found = torch.autograd.grad(roots, [leaves[i] for i in gradients], weights)
+    return named + [_Named(f"gradient of input {i}", g) for i, g in zip(gradients, found, strict=True)]
+
+
+def _double(x: Any) -> Any:
+    return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit, where NaN equals NaN."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
+
+
+def _bits(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        return x
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.contiguous().view(kinds[x.element_size()])
+
+
+def _error(x: Tensor, exact: Tensor) -> float:
+    """Largest distance; NaN where either has one."""
+    return float((x.double() - exact.double()).abs().amax())
+
+
+def _ulp(exact: Tensor, dtype: torch.dtype) -> float:
+    """Distance of neighbours at the largest value."""
+    if not dtype.is_floating_point:
+        return 0.0
+    largest = float(exact.abs().amax())
+    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 0.0
+
+
+@contextmanager
+def _poisoned() -> Iterator[None]:
+    """Memory that torch hands out is full of NaN, so that what a kernel leaves unwritten shows."""
+    before, fill = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
