@@ -47,10 +47,12 @@ COMMANDS = {
     "evaluate actions": Command(EVALUATE, "actions", ("checkpoint",), "does the video follow its actions?"),
     "evaluate latency": Command(EVALUATE, "latency", ("checkpoint",), "frames per second, early and late"),
     "evaluate memory": Command(EVALUATE, "memory", ("checkpoint",), "cost of every memory against context length"),
+    "kernels check": Command(HERE, "kernels_check", (), "prove the kernels right without a GPU, compile them for many"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
     "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
+GROUPS = ("evaluate", "kernels")  # of commands with two words
 SHIPPED = Path(__file__).resolve().parent.parent / "demos" / "models" / "doom"
 SHIPPED_BASE = SHIPPED.with_name("doom_base")  # the same model before its training on its own rollouts
 
@@ -59,10 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; bad input is one line on stderr and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
     name = argv[0] if argv else "--help"
-    if name == "evaluate" and argv[1:2] not in ([], ["-h"], ["--help"]):
-        name, argv = f"evaluate {argv[1]}", argv[1:]
-    if name in ("-h", "--help", "evaluate"):
-        print(_overview("evaluate" if name == "evaluate" else ""))
+    if name in GROUPS and argv[1:2] not in ([], ["-h"], ["--help"]):
+        name, argv = f"{name} {argv[1]}", argv[1:]
+    if name in ("-h", "--help", *GROUPS):
+        print(_overview(name if name in GROUPS else ""))
         return 0
     if name == "--version":
         print(f"worldmodel {__version__}")
@@ -289,6 +291,40 @@ def export(checkpoint: Path, out: Path, diffusers: bool = False, push: str | Non
         world.save(out)
     print(out if push is None else upload(out, push, private=not public))
     return 0
+
+
+def kernels_check(quick: bool = False, json: Path | None = None) -> int:
+    """Prove the GPU kernels right, and compile them for every kind of GPU, without one.
+
+    Example: worldmodel kernels check --quick
+
+    Two processes side by side. One runs the kernels in Triton's interpreter: awkward shapes, strides and scales, memory
+    full of NaN, gradients, repeats bit for bit, errors against fp64, torch.library's opcheck. The other compiles what
+    ships to machine code and looks at registers, spills, shared memory and matrix instructions. --quick takes the
+    shorter cases and two kinds of GPU. --json FILE writes what was found. The exit code is 1 if anything is wrong.
+    """
+    from worldmodel.evaluate.report import device_name, versions
+    from worldmodel.folders import check_creatable
+    from worldmodel.kernels.check.report import started
+    from worldmodel.kernels.triton_needs import INSTALLED
+    from worldmodel.progress import progress_bar
+    from worldmodel.serial import write_json
+
+    if not INSTALLED:
+        raise UserError("kernels check: the package triton is not installed (pip install 'worldmodel[gpu]')")
+    if json is not None:
+        check_creatable(json)
+    with started(quick) as running:
+        with progress_bar("kernels check", running.total(), unit="checks") as advance:
+            for _ in running.findings():
+                advance(1)
+        found = running.report()
+    print(found.table())
+    if json is not None:
+        command = f"kernels check{' --quick' * quick}"
+        result = {"command": command, "versions": versions(), "device": device_name("cpu"), "seeds": []}
+        write_json(result | {"metrics": found.metrics(), "checks": found.found()}, json)
+    return 1 if found.failures else 0
 
 
 def demo(port: int = 8000, host: str = "127.0.0.1", token: str | None = None, open_browser: bool = False) -> int:
