@@ -52,7 +52,7 @@ def drift(
     frame; --starts rollouts of --frames frames give Frechet distances in windows of --window (32, or --frames if there
     are fewer). --out gets an HTML page and drift.json; --json writes the numbers elsewhere.
     """
-    command = _command(drift, locals())
+    command = as_typed(drift, locals())
     check_range(1, clips=clips, starts=starts, context=context)
     check_range(3, frames=frames)
     check_range(3, frames, window=window)
@@ -62,7 +62,7 @@ def drift(
         world, held_out(data, world, camera), clips=clips, rollouts=starts, frames=frames, window=window,
         context=context, encoders=encoders, seeds=seeds,
     )  # fmt: skip
-    return _finish(replace(found, command=command), "drift", out, json)
+    return finish(replace(found, command=command), "drift", out, json)
 
 
 def compare(
@@ -98,7 +98,7 @@ def compare(
     for the plot. --keep FOLDER keeps what was measured of each model, so that another arm later costs its own
     measurement only, and a run that was stopped goes on.
     """
-    command = _command(compare, locals())
+    command = as_typed(compare, locals())
     check_range(1, rollouts=rollouts, windows=windows, clips=clips, horizon=horizon, context=context)
     check_range(1, clip_frames=clip_frames)
     check_range(3, frames=frames)
@@ -125,7 +125,7 @@ def compare(
     )  # fmt: skip
     if out is not None:
         write_pictures(found, out, "compare_start")
-    return _finish(replace(found, command=command), "compare", out, json)
+    return finish(replace(found, command=command), "compare", out, json)
 
 
 def context(
@@ -159,7 +159,7 @@ def context(
     --memory '{"type": "WindowConfig", "sink": 2, "ring": 10}' replaces the memory of every model, NAME={...} that of an
     arm. --place and --heading: poses that count as the same, in the unit of the recorded x and y, and in degrees.
     """
-    command = _command(context, locals())
+    command = as_typed(context, locals())
     check_range(2, visits=visits)
     check_range(1, lead=lead, views=views, rivals=rivals)
     check_seeds(seeds=seeds)
@@ -182,7 +182,7 @@ def context(
     )  # fmt: skip
     if out is not None:
         write_pictures(found, out, "visits")
-    return _finish(replace(found, command=command), "context", out, json)
+    return finish(replace(found, command=command), "context", out, json)
 
 
 def actions(
@@ -206,7 +206,7 @@ def actions(
     --data: recordings that the model has not seen; --train-data: those that the probe learns from. Without, it learns
     from the first half of the episodes of --data and is scored on the rest.
     """
-    command = _command(actions, locals())
+    command = as_typed(actions, locals())
     check_range(1, clips=clips, context=context)
     check_range(WINDOW, frames=frames)
     check_seeds(seeds=seeds)
@@ -220,7 +220,7 @@ def actions(
         train = held_out(train_data, world, camera)
         source = f"The probe learned from {train_data} and is scored on {data}."
     found = evaluate_actions(world, train, test, clips=clips, frames=frames, context=context, seeds=seeds)
-    return _finish(replace(found, command=command, notes=(source, *found.notes)), "actions", out, json)
+    return finish(replace(found, command=command, notes=(source, *found.notes)), "actions", out, json)
 
 
 def latency(
@@ -239,11 +239,11 @@ def latency(
 
     --short ends within 50 s.
     """
-    command = _command(latency, locals())
+    command = as_typed(latency, locals())
     check_range(1, frames=frames)
     check_seeds(seed=seed)
     found = evaluate_latency(_load(checkpoint, device, threads), frames=frames, short=short, seed=seed)
-    return _finish(replace(found, command=command), "latency", out, json)
+    return finish(replace(found, command=command), "latency", out, json)
 
 
 def memory(
@@ -273,11 +273,11 @@ def memory(
     --width 192, --depth 6, --heads 6: only cost is measured. Fast weights for lact are added where the model has none.
     --steps: the sampler's model calls per chunk. --short takes 10 rounds instead of 50, and lengths 8, 32 and 128.
     """
-    command = _command(memory, locals())
+    command = as_typed(memory, locals())
     check_range(1, budget=budget, steps=steps, chunk=chunk, width=width, depth=depth, heads=heads)
     check_seeds(seed=seed)
     if checkpoint is None:
-        _prepare(device, threads)
+        prepare(device, threads)
         world = random_world(size or (8, 8), chunk or 2, width or 192, depth or 6, heads or 6, device=device)
         source = "The model is one of random weights."
     else:
@@ -289,21 +289,21 @@ def memory(
         world = replace(world, stream=replace(world.stream, sampler=with_steps(world.stream.sampler, steps)))
     settings = CostSettings(budget=budget, lengths=lengths or None, seed=seed)
     found = evaluate_memory(world, settings, short=short, source=source)
-    return _finish(replace(found, command=command), "memory", out, json)
+    return finish(replace(found, command=command), "memory", out, json)
 
 
 def _load(folder: Path, device: str, threads: int) -> WorldModel:
-    _prepare(device, threads)
+    prepare(device, threads)
     return WorldModel.find(folder, device)
 
 
-def _prepare(device: str, threads: int) -> None:
+def prepare(device: str, threads: int) -> None:
     check_threads(threads)
     torch.set_num_threads(threads)
     check_device(device)
 
 
-def _command(function: Callable[..., int], given: Mapping[str, Any]) -> str:
+def as_typed(function: Callable[..., int], given: Mapping[str, Any]) -> str:
     """What to type for the same report: the first argument, and the others that are not their defaults."""
     (first, _), *others = signature(function).parameters.items()
     places = given[first] if isinstance(given[first], tuple) else () if given[first] is None else (given[first],)
@@ -316,7 +316,7 @@ def _command(function: Callable[..., int], given: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _finish(report: Report, name: str, out: Path | None, json: Path | None) -> int:
+def finish(report: Report, name: str, out: Path | None, json: Path | None) -> int:
     """Print the few lines that matter, write what was asked for, and say where the rest is."""
     print("\n".join(report.lines()))
     if out is not None:

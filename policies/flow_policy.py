@@ -19,10 +19,7 @@ from torch import Tensor, nn
 from worldmodel import flow
 from worldmodel.chunk import Chunk
 from worldmodel.errors import UserError
-from worldmodel.kernels.modulate import modulate
 from worldmodel.memory import Geometry, Memory, MemoryConfig
-from worldmodel.models.layers import Block, BlockConfig
-from worldmodel.models.rope import Rope3D
 from worldmodel.policies.observation import Interface, Observation
 from worldmodel.state import State
 
@@ -48,8 +45,8 @@ class PolicyConfig:
         for name in ("chunk", "dim", "depth", "heads", "hidden", "keypoints"):
             if getattr(self, name) < 1:
                 raise UserError(f"policy: {name} must be at least 1, not {getattr(self, name)}")
-        if self.dim % (2 * self.heads):
-            raise UserError(f"policy: dim {self.dim} must be an even multiple of heads {self.heads}")
+        if self.dim % self.heads:
+            raise UserError(f"policy: dim {self.dim} must be a multiple of heads {self.heads}")
         if self.time_width < 2 or self.time_width % 2:
             raise UserError(f"policy: time_width must be even, not {self.time_width}")
         if not self.channels or min(self.channels) < 8 or any(width % 8 for width in self.channels):
@@ -65,7 +62,6 @@ class Prepared:
     """An observation after its encoder: all that the flow needs of it."""
 
     condition: Tensor  # [B, D]
-    rope: tuple[Tensor, Tensor]  # cosines and sines of the chunk's places
 
 
 class FlowPolicy(nn.Module):
@@ -90,12 +86,10 @@ class FlowPolicy(nn.Module):
         self.fuse = nn.Sequential(nn.Linear(seen + 2 * dim, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim))
         self.time = nn.Sequential(nn.Linear(cfg.time_width, dim), nn.SiLU(), nn.Linear(dim, dim))
         self.action_in, self.action_out = nn.Linear(actions, dim), nn.Linear(dim, actions)
-        self.shared = nn.Linear(dim, 6 * dim)
-        block = BlockConfig(dim=dim, heads=cfg.heads, hidden=cfg.hidden)
-        self.blocks = nn.ModuleList(Block(block) for _ in range(cfg.depth))
+        self.places = nn.Parameter(0.02 * torch.randn(cfg.chunk, dim))
+        self.blocks = nn.ModuleList(Block(dim, cfg.heads, cfg.hidden) for _ in range(cfg.depth))
         self.last = nn.Linear(dim, 2 * dim)
-        self.rope = Rope3D(dim // cfg.heads, (1, 1))
-        for zero in (self.shared, self.last, self.action_out):  # AdaLN-Zero: identity at first
+        for zero in (self.last, self.action_out):
             nn.init.zeros_(zero.weight)
             nn.init.zeros_(zero.bias)
 
@@ -151,17 +145,40 @@ class FlowPolicy(nn.Module):
         state = self.state_in((seen.state - self.state_middle) / self.state_half)
         given = (seen.words > 0).sum(1, keepdim=True).clamp_min(1)
         words = self.words(seen.words).sum(1) / given
-        places = torch.arange(self.cfg.chunk, device=seen.state.device)[None]
-        return Prepared(self.fuse(torch.cat((*points, state, words), -1)), self.rope.table(places))
+        return Prepared(self.fuse(torch.cat((*points, state, words), -1)))
 
     def _velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
         e = self.time(flow.embed_time(t, self.cfg.time_width).to(x_t.dtype)) + prepared.condition[:, None]
-        shared = self.shared(F.silu(e)).unflatten(-1, (6, -1))
-        h = self.action_in(x_t)[:, :, None]  # one token per action
+        h = self.action_in(x_t) + self.places[: x_t.shape[1]]
         for block in self.blocks:
-            h, *_ = block(h, e, shared, prepared.rope, None, None, None)
-        shift, scale = self.last(F.silu(e)).float().chunk(2, -1)
-        return self.action_out(modulate(h, shift, scale, EPS)[:, :, 0].to(x_t.dtype))
+            h = block(h, F.silu(e))
+        shift, scale = self.last(F.silu(e)).chunk(2, -1)
+        return self.action_out(modulated(h, shift, scale))
+
+
+def modulated(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Layer norm, then an affine map that the condition chose; all [B, K, D]."""
+    return F.layer_norm(h, h.shape[-1:], eps=EPS) * (1 + scale) + shift
+
+
+class Block(nn.Module):
+    """AdaLN-Zero transformer block over the actions of a chunk, each of which sees all others."""
+
+    def __init__(self, dim: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.modulation = nn.Linear(dim, 6 * dim)
+        nn.init.zeros_(self.modulation.weight)  # gates closed: the identity at first
+        nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, h: Tensor, e: Tensor) -> Tensor:
+        """Tokens h [B, K, D] under embeddings e [B, K, D]."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(e).chunk(6, -1)
+        q, k, v = self.qkv(modulated(h, shift1, scale1)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        h = h + gate1 * self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return h + gate2 * self.down(F.gelu(self.up(modulated(h, shift2, scale2)), approximate="tanh"))
 
 
 class Keypoints(nn.Module):

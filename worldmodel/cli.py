@@ -47,6 +47,9 @@ COMMANDS = {
     "evaluate actions": Command(EVALUATE, "actions", ("checkpoint",), "does the video follow its actions?"),
     "evaluate latency": Command(EVALUATE, "latency", ("checkpoint",), "frames per second, early and late"),
     "evaluate memory": Command(EVALUATE, "memory", ("checkpoint",), "cost of every memory against context length"),
+    "evaluate policy": Command(
+        "worldmodel.policies.evaluate", "policy", ("checkpoint",), "success of a policy on robots"
+    ),
     "kernels check": Command(HERE, "kernels_check", (), "prove the kernels right without a GPU, compile them for many"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
     "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),

@@ -246,7 +246,7 @@ def test_numbers_out_of_range_are_told(data):
         (lambda: Demonstrations(path=()), "must name a dataset"),
         (lambda: Demonstrations(path=(data,), batch=0), "batch 0"),
         (lambda: Demonstrations(path=(data,), shift="x"), "no shift 'x'"),
-        (lambda: PolicyConfig(dim=30, heads=4), "even multiple"),
+        (lambda: PolicyConfig(dim=30, heads=4), "multiple of heads"),
         (lambda: BehaviourCloning(prefix=4).build(torch.nn.Linear(1, 1), 4, 0), "leaves nothing"),
         (lambda: Acting(execute=9).check(8), r"\[1, 8\]"),
         (lambda: Acting(ensemble=-1.0).check(8), "ensemble"),

@@ -1,0 +1,288 @@
+"""Episodes of a policy on simulated robots: a fixed list of cases, one row each, whatever runs beside it.
+
+A case is (task, seed, shift). Its row is a function of the case, the policy and the settings alone: the robot's places
+come from the seed, the sampler's noise from the run's seed and the case's number in the list, and observations go
+through the policy one by one, so that the same numbers are added in the same order whether 1 or 16 robots run. A robot
+that has finished stands still until all of its group have: no case is left out because others were faster. With
+`together` the observations of a group share a batch, which is faster and agrees only to rounding.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worldmodel import noise
+from worldmodel.errors import UserError
+from worldmodel.policies.observation import Interface, Observation
+from worldmodel.policies.planning import Chunking, Committed, ensembled, plan
+from worldmodel.policies.policy import Policy
+from worldmodel.policies.robot import HandRobot
+from worldmodel.policies.shifts import parse_shift
+
+SEEDS = 2**31  # of a simulator
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One episode to run."""
+
+    task: str
+    seed: int
+    shift: str = "nominal"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of a case. score: the best reward of the episode, in [0, 1] (1: solved). steps: until success, or
+    all. border_jerk: root mean square of the third differences of the commanded targets across the borders of chunks,
+    in metres; None where there was no border."""
+
+    task: str
+    seed: int
+    shift: str
+    success: bool
+    score: float
+    steps: int
+    border_jerk: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """horizon: control steps of an episode. parallel: robots that run side by side. together: see the module. delay:
+    control steps that making a chunk takes, during which the robot carries out the last one; chunking: how chunks join.
+    seed: of the sampler's noise."""
+
+    horizon: int = 200
+    parallel: int = 1
+    together: bool = False
+    delay: int = 0
+    chunking: Chunking = "naive"
+    seed: int = 0
+
+    def check(self, policy: Policy) -> None:
+        """UserError for numbers out of range, and for what this policy cannot do."""
+        execute, chunk = policy.acting.execute, policy.model.chunk
+        for name, value, least, most in (
+            ("horizon", self.horizon, 1, 500),
+            ("parallel", self.parallel, 1, 64),
+            ("delay", self.delay, 0, min(execute, chunk - execute)),
+        ):
+            if not least <= value <= most:
+                more = f" (the policy executes {execute} of {chunk} actions)" if name == "delay" else ""
+                raise UserError(f"{name} must be in [{least}, {most}]{more}, not {value}")
+        if self.delay and policy.acting.ensemble is not None:
+            raise UserError("delay: chunks that are made while moving cannot be ensembled; set acting.ensemble to None")
+
+
+def cases(tasks: Sequence[str], shifts: Sequence[str], episodes: int, first_seed: int) -> tuple[Case, ...]:
+    """`episodes` seeds of every task and shift, the same seeds for all; UserErrors for none of them, or bad shifts."""
+    if not tasks or not shifts or not 1 <= episodes <= 1_000_000:
+        raise UserError(f"an evaluation needs tasks, shifts and 1 to 1,000,000 episodes, not {episodes}")
+    if not 0 <= first_seed <= SEEDS - episodes:
+        raise UserError(f"seeds from {first_seed} on must be in [0, 2**31)")
+    names = [parse_shift(shift).name for shift in shifts]
+    return tuple(Case(task, first_seed + n, shift) for n in range(episodes) for task in tasks for shift in names)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One robot with the case that it runs."""
+
+    case: Case
+    robot: HandRobot
+    words: list[int]
+    seed: int  # of the sampler's noise
+    state: NDArray[np.float32]
+    last: Tensor | None = None  # normalised, the chunk that is being carried out
+    chunks: list[tuple[int, Tensor]] = field(default_factory=list)  # for ensembling, in the robot's units
+    targets: list[NDArray[np.float32]] = field(default_factory=list)  # that were commanded
+    borders: list[int] = field(default_factory=list)  # moments at which another chunk took over
+    score: float = 0.0
+    success: bool = False
+    over: bool = False
+    film: list[NDArray[np.uint8]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Robots:
+    """Robots for policies of one interface, reused from case to case: `parallel` for each task. To be closed."""
+
+    interface: Interface
+    opens: Callable[[str, Interface], HandRobot]
+    opened: dict[tuple[str, int], HandRobot] = field(default_factory=dict)
+
+    def get(self, task: str, lane: int) -> HandRobot:
+        if (task, lane) not in self.opened:
+            self.opened[task, lane] = self.opens(task, self.interface)
+        return self.opened[task, lane]
+
+    def close(self) -> None:
+        for robot in self.opened.values():
+            robot.close()
+        self.opened.clear()
+
+
+def open_for(task: str, interface: Interface) -> HandRobot:
+    """The robot that a policy of this interface acts on. UserErrors for what is missing and what does not fit."""
+    from worldmodel.datasets.worlds.metaworld import check_task
+
+    if interface.size[0] != interface.size[1]:
+        raise UserError(f"the policy sees pictures of {interface.size}, this robot's are square")
+    name, _ = check_task(task, interface.cameras[0], interface.size[0])
+    robot = HandRobot(name, cameras=interface.cameras, size=interface.size[0])
+    wrong = [
+        f"{what}: the policy has {', '.join(mine)}, the robot {', '.join(its)}"
+        for what, mine, its in (
+            ("state", interface.state.names, robot.facts.state_names),
+            ("action", interface.action.names, robot.facts.action_names),
+        )
+        if mine != its
+    ]
+    if interface.fps != robot.facts.fps:
+        wrong.append(f"fps: the policy has {interface.fps}, the robot {robot.facts.fps}")
+    if wrong:
+        raise UserError(f"robot/{name}: {'; '.join(wrong)}")
+    return robot
+
+
+def run_cases(
+    policy: Policy,
+    todo: Sequence[Case],
+    settings: Settings,
+    robots: Robots,
+    start: int = 0,
+) -> Iterator[tuple[Row, list[NDArray[np.uint8]]]]:
+    """The row of every case in order, and what the first camera saw at every observation.
+
+    start: place of the first case in the whole list, where `todo` is a part of it.
+    """
+    settings.check(policy)
+    seeds = noise.row_seed(settings.seed, torch.arange(start, start + len(todo))).tolist()
+    for first in range(0, len(todo), settings.parallel):
+        group = todo[first : first + settings.parallel]
+        lanes = [
+            _begin(case, robots.get(case.task, number), policy.interface, seeds[first + number])
+            for number, case in enumerate(group)
+        ]
+        for moment in range(0, settings.horizon, policy.acting.execute):
+            running = [lane for lane in lanes if not lane.over]
+            _plan(policy, running, moment, settings)
+            for lane in running:
+                _carry_out(policy, lane, moment, settings)
+        for lane in lanes:
+            yield _row(lane), lane.film
+
+
+def _begin(case: Case, robot: HandRobot, interface: Interface, seed: int) -> _Lane:
+    robot.become(parse_shift(case.shift))
+    observation, _ = robot.reset(seed=case.seed)
+    return _Lane(case, robot, interface.encode(robot.facts.task), seed, observation["state"])
+
+
+def _plan(policy: Policy, lanes: list[_Lane], moment: int, settings: Settings) -> None:
+    """The next chunk of every lane: in one batch, or one after another, which is the same to the last bit always."""
+    for group in [lanes] if settings.together and lanes else [[lane] for lane in lanes]:
+        pictures = [lane.robot.look() for lane in group]
+        for lane, views in zip(group, pictures, strict=True):
+            lane.film.append(views[policy.interface.cameras[0]])
+        image = np.stack([np.stack([views[c] for c in policy.interface.cameras]) for views in pictures])
+        seen = Observation(
+            image=torch.from_numpy(np.ascontiguousarray(image.transpose(0, 1, 4, 2, 3))),
+            state=torch.from_numpy(np.stack([lane.state for lane in group])),
+            words=torch.tensor([lane.words for lane in group]),
+            length=policy.model.chunk,
+        )
+        made = plan(
+            policy.model,
+            policy.acting.sampler,
+            seen,
+            torch.tensor([lane.seed for lane in group]),
+            torch.full((len(group),), moment),
+            settings.chunking,
+            _committed(policy, group, settings),
+        )
+        for lane, chunk in zip(group, made, strict=True):
+            if settings.delay and lane.last is not None:  # meanwhile the old chunk is carried out
+                until = policy.acting.execute + settings.delay
+                chunk = torch.cat((lane.last[policy.acting.execute : until], chunk[settings.delay :]))
+            lane.last = chunk
+            lane.borders.append(moment + settings.delay)
+            if policy.acting.ensemble is not None:
+                lane.chunks.append((moment, policy.model.in_units(chunk)))
+
+
+def _committed(policy: Policy, group: list[_Lane], settings: Settings) -> Committed | None:
+    if not settings.delay or any(lane.last is None for lane in group):
+        return None
+    last = torch.stack([lane.last for lane in group if lane.last is not None])
+    planned = policy.model.chunk - policy.acting.execute
+    held = torch.cat((last[:, policy.acting.execute :], last[:, -1:].expand(-1, policy.acting.execute, -1)), 1)
+    return Committed(held, planned, settings.delay)
+
+
+def _carry_out(policy: Policy, lane: _Lane, moment: int, settings: Settings) -> None:
+    assert lane.last is not None
+    chunk = policy.model.in_units(lane.last)
+    for step in range(min(policy.acting.execute, settings.horizon - moment)):
+        action = chunk[step]
+        if policy.acting.ensemble is not None:
+            action = ensembled(lane.chunks, moment + step, policy.acting.ensemble)
+        command = action.numpy().astype(np.float32)
+        lane.targets.append(command[:3])
+        observation, reward, ended, truncated, info = lane.robot.step(command)
+        lane.state = observation["state"]
+        lane.score = max(lane.score, reward)
+        if info["success"]:
+            lane.success = True
+        if ended or truncated:
+            lane.over = True
+            return
+
+
+def _row(lane: _Lane) -> Row:
+    targets = np.stack(lane.targets).astype(np.float64)
+    jerk = np.diff(targets, 3, axis=0)  # entry i spans moments i to i + 3
+    at = [i for border in lane.borders[1:] for i in range(border - 3, border) if 0 <= i < len(jerk)]
+    border_jerk = float(np.sqrt((jerk[at] ** 2).sum(1).mean())) if at else None
+    case = lane.case
+    return Row(case.task, case.seed, case.shift, lane.success, lane.score, len(targets), border_jerk)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """All rows of an evaluation, films of its first cases, and how long it took."""
+
+    rows: tuple[Row, ...]
+    films: tuple[tuple[Row, list[NDArray[np.uint8]]], ...]
+    seconds: float
+
+
+def evaluate(
+    policy: Policy,
+    todo: Sequence[Case],
+    settings: Settings,
+    robots: Robots,
+    filmed: int = 0,
+    start: int = 0,
+    told: Callable[[int], None] = lambda rows: None,
+) -> Evaluated:
+    """Run all cases. filmed: of how many, from the first on, to keep films. start: as of `run_cases`. told: after each
+    row, how many are done."""
+    rows: list[Row] = []
+    films: list[tuple[Row, list[NDArray[np.uint8]]]] = []
+    began = time.perf_counter()
+    for row, film in run_cases(policy, todo, settings, robots, start):
+        rows.append(row)
+        if len(films) < filmed:
+            films.append((row, film))
+        told(len(rows))
+    return Evaluated(tuple(rows), tuple(films), time.perf_counter() - began)
