@@ -1,6 +1,5 @@
 """Warp, mask, blend and round in one pass over the region; nothing else of the frame is read or written."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -16,14 +16,38 @@ from torch import Tensor
 BLOCKS = 256  # Philox blocks of a program: 4 elements each
 TURN = tl.constexpr(2 * math.pi * 2.0**-32)
 UNIT = tl.constexpr(2.0**-32)
+QUARTER = tl.constexpr(1.5707963267341256)  # of a turn, pi / 2: its first 33 bits
+QUARTER_LOW = tl.constexpr(6.077100506506192e-11)
+
+
+@triton.jit
+def _cos_sin(word):
+    """Of the angle fp64(word) * 2 pi / 2^32, reduced to a quadrant by the word's own bits, then Taylor's series.
+
+    Library functions keep room on the stack for angles of any size; these have 32 bits.
+    """
+    angle = word.to(tl.float64) * TURN
+    quadrant = ((word >> 29) + 1) >> 1  # the nearest of 0 to 4
+    turns = quadrant.to(tl.float64)
+    r = (angle - turns * QUARTER) - turns * QUARTER_LOW  # |r| <= pi / 4, the product with 33 bits is exact
+    z = r * r
+    s, c = z * 0.0, z * 0.0
+    for i in tl.static_range(8, 0, -1):  # up to r^17 / 17! and r^18 / 18!
+        s = (s + 1.0) * z * (-1.0 / ((2 * i) * (2 * i + 1)))
+        c = (c + 1.0) * z * (-1.0 / ((2 * i + 1) * (2 * i + 2)))
+    s = r + r * s
+    c = 1.0 - (0.5 * z + 0.5 * z * c)
+    odd, half = (quadrant & 1) == 1, (quadrant & 2) == 2
+    cos, sin = tl.where(odd, -s, c), tl.where(odd, c, s)
+    return tl.where(half, -cos, cos), tl.where(half, -sin, sin)
 
 
 @triton.jit
 def _gaussian(a, b):
     """Two normals, fp32, of two words."""
     radius = tl.sqrt(-2.0 * tl.log((a.to(tl.float64) + 1.0) * UNIT))
-    angle = b.to(tl.float64) * TURN
-    return (radius * tl.cos(angle)).to(tl.float32), (radius * tl.sin(angle)).to(tl.float32)
+    cos, sin = _cos_sin(b)
+    return (radius * cos).to(tl.float32), (radius * sin).to(tl.float32)
 
 
 @triton.jit

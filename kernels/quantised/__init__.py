@@ -1,0 +1,141 @@
+"""A memory's keys and values in one byte a number, and attention over them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worldmodel.kernels import triton_needs
+from worldmodel.kernels.backend import Backend, Op
+
+from . import reference
+from .reference import Kind, Quantised, merge
+
+__all__ = ["ATTEND", "QUANTISE", "Kind", "Look", "Pages", "Quantised", "attend", "merge", "quantise"]
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+FP8 = (8, 9)  # compute capability from which E4M3 compiles
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A call of `quantise`."""
+
+    x: Tensor  # [P, g, N, D]
+    page: int
+    kind: Kind
+    smooth: bool
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A call of `attend`."""
+
+    q: Tensor  # [B, h, Q, D]
+    keys: Quantised
+    values: Quantised
+    valid: Tensor | None
+    scale: float
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
+
+
+def _fp8_reasons(device: torch.device) -> tuple[str, ...]:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return ()
+    found = torch.cuda.get_device_capability(device)
+    return (
+        () if found >= FP8 else (f"FP8 (E4M3) needs compute capability 8.9, this is {found[0]}.{found[1]}: use INT8",)
+    )
+
+
+def _pages_reasons(call: Pages) -> tuple[str, ...]:
+    found = list(triton_needs.reasons(call.device) + triton_needs.tensors(call.device, TYPES, {"x": call.x}))
+    if call.kind == "fp8":
+        found += _fp8_reasons(call.device)
+    return tuple(found)
+
+
+def _pages_triton(call: Pages) -> Quantised:
+    from . import ops  # noqa: F401  registers the operator
+
+    codes, scale, mean = torch.ops.worldmodel.quantise(call.x, call.page, call.kind == "fp8", call.smooth)
+    return Quantised(codes, scale, mean if call.smooth else None, call.page)
+
+
+def _look_reasons(call: Look) -> tuple[str, ...]:
+    found = list(triton_needs.reasons(call.device) + triton_needs.tensors(call.device, TYPES, {"q": call.q}))
+    parts = {"codes of keys": call.keys.codes, "scales of keys": call.keys.scale, "codes of values": call.values.codes}
+    parts |= {"scales of values": call.values.scale}
+    parts |= {} if call.keys.mean is None else {"means of keys": call.keys.mean}
+    parts |= {} if call.valid is None else {"valid": call.valid}
+    found += [f"the {name} are not contiguous" for name, part in parts.items() if not part.is_contiguous()]
+    head = call.q.shape[3]
+    if head < 16 or head & (head - 1):
+        found.append(f"heads of {head} dimensions, known are 16, 32, 64, 128, 256")
+    if call.values.mean is not None:
+        found.append("values are smoothed")
+    if torch.float8_e4m3fn in (call.keys.codes.dtype, call.values.codes.dtype):
+        found += _fp8_reasons(call.device)
+    if torch.is_grad_enabled() and call.q.requires_grad:
+        found.append("no gradient through a quantised memory")
+    return tuple(found)
+
+
+def _look_triton(call: Look) -> tuple[Tensor, Tensor]:
+    from . import ops  # noqa: F401  registers the operator
+
+    k, v = call.keys, call.values
+    return torch.ops.worldmodel.attend_quantised(
+        call.q, k.codes, k.scale, k.mean, v.codes, v.scale, call.valid, k.page, call.scale
+    )
+
+
+def _never(call: object) -> tuple[str, ...]:
+    return ()
+
+
+QUANTISE = Op(
+    "quantise",
+    (
+        Backend("triton", _pages_reasons, _pages_triton, auto=("cuda",)),
+        Backend("reference", _never, lambda c: reference.quantise(c.x, c.page, c.kind, c.smooth)),
+    ),
+)
+ATTEND = Op(
+    "attend_quantised",
+    (
+        Backend("triton", _look_reasons, _look_triton, auto=("cuda",)),
+        Backend("reference", _never, lambda c: reference.attend(c.q, c.keys, c.values, c.valid, c.scale)),
+    ),
+)
+
+
+def quantise(x: Tensor, page: int, kind: Kind, smooth: bool) -> Quantised:
+    """Pages of keys (rotated) or values [P, g, N, D], finite, in one byte a number; N is a multiple of `page`.
+
+    kind: "int8", or "fp8" (E4M3), which needs compute capability 8.9 on a GPU. smooth: subtract every page's mean over
+    its tokens, which belongs to keys; attention adds q . mean back. Frozen: a page that moves in time is made again.
+    With y = x - mean and a the largest |y| of a token, an INT8 number is off by at most a / 254, an FP8 one by at most
+    max(|y| / 16, a / 458752); and by the rounding of fp32. Without gradients.
+    """
+    if x.shape[2] % page:
+        raise ValueError(f"quantise: {x.shape[2]} tokens do not make pages of {page}")
+    return QUANTISE(Pages(x, page, kind, smooth))
+
+
+def attend(q: Tensor, keys: Quantised, values: Quantised, valid: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """softmax(scale * q . k) v over a quantised memory, and the log-sum-exp of its logits, for `merge`.
+
+    q: [B, h, Q, D], rotated as these keys are to be looked at; B is a multiple of P (row b reads row b mod P), h of g.
+    valid: [P, N / n] bool, which pages are there; None for all. Returns [B, h, Q, D] in the type of q (zeros where a
+    query sees no key) and [B, h, Q] fp32 in bits, -inf there. segmented attention gives the same pair for what is not
+    quantised, and `merge` makes one of both.
+    """
+    return ATTEND(Look(q, keys, values, valid, scale))
