@@ -5,7 +5,8 @@ worldmodel evaluate drift runs/doom_forced --data runs/data/doom_test --encoders
 
 It starts from what `configs/doom.py` has made (runs/doom/model) and keeps its memory, but samples in 4 steps without
 guidance, a third of the work of a chunk: what guidance did for long rollouts, the distances do. Otherwise as
-`configs/home_forced.py`, with smaller steps. No result of it is published yet.
+`configs/home_forced.py`, with smaller steps. demos/models/doom was made so, from demos/models/doom_base (--init).
+docs/results/doom.md and frechet_forcing.md have what came out.
 """
 
 from dataclasses import replace
