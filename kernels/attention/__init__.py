@@ -2,6 +2,6 @@
 
 from .choice import ATTENTION, Attention, attend_segments
 from .reference import Segment
-from .spans import Moved, Seen, Span, attend
+from .spans import Moved, Seen, Span, Visible, attend
 
-__all__ = ["ATTENTION", "Attention", "Moved", "Seen", "Segment", "Span", "attend", "attend_segments"]
+__all__ = ["ATTENTION", "Attention", "Moved", "Seen", "Segment", "Span", "Visible", "attend", "attend_segments"]

@@ -1,7 +1,7 @@
 """What `kernels check` looks at in segmented attention."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -122,6 +122,7 @@ def cases() -> list[Case]:
         Shape(1, 1, 1, 40, 128, (Keys(1, 72, turn=True), Keys(1, 40)), size=16.0).case("head 128, scale 16", half),
         Shape(1, 1, 1, 113, 32, (Keys(1, 203),)).case("113 x 203", single, quick=False),
         Shape(3, 4, 2, 41, 64, STREAM_OF_THREE, "half", 16.0).case("scale 16, three rows", single, quick=False),
+        _compiled(Shape(2, 2, 1, 5, 16, (Keys(1, 3, 3, turn=True), Keys(2, 5)))),
         Shape(1, 1, 1, 1023, 16, (Keys(1, 1024),)).case("1023 x 1024", half, quick=False),
     ]  # fmt: skip
 
@@ -139,6 +140,12 @@ def _gradcheck() -> Case:
         return torch.tensor(right)
 
     return Case("gradcheck", shape.inputs, run, lambda *_: torch.tensor(True), dtype=torch.float64, exact=True)
+
+
+def _compiled(shape: Shape) -> Case:
+    """Under torch.compile(fullgraph=True), dispatch included."""
+    case = shape.case("torch.compile, fullgraph", torch.float32, quick=False)
+    return replace(case, run=torch.compile(case.run, fullgraph=True, backend="aot_eager"))
 
 
 def opchecks() -> list[OpCheck]:

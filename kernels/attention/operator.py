@@ -58,7 +58,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad = grads[0]  # the logits' sum has none
         q, out, lse, *rest = ctx.saved_tensors
         count = len(ctx.counts) // 3
         keys, values, given = rest[:count], rest[count : 2 * count], iter(rest[2 * count :])

@@ -33,7 +33,7 @@ def together(q: Tensor, segments: Sequence[Segment], pairing: Pairing) -> tuple[
         if masked or chunked:
             there = _to_rows(there, q)[:, None, None]
             if s.chunk:
-                there = there & sees(*(torch.arange(n, device=q.device) for n in (q.shape[2], length)), s.chunk)
+                there = there & sees(q.shape[2], length, s.chunk, q.device)
             masks.append(there.expand(-1, 1, q.shape[2], -1) if chunked else there)
         keys.append(_to_rows(k, q))
         values.append(_to_rows(v, q))
@@ -76,20 +76,20 @@ def flex(q: Tensor, segments: Sequence[Segment], pairing: Pairing, scale: float)
     from torch.nn.attention.flex_attention import flex_attention
 
     keys, values, there = together(q, segments, pairing)
-    score = None
-    if there is not None:
-        mask = _or_all(there).expand(-1, 1, q.shape[2], -1)
+    mask = None if there is None else _or_all(there).expand(-1, 1, q.shape[2], -1)
 
-        def score(logit: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return torch.where(mask[b, 0, i, j], logit, -torch.inf)
+    def score(logit: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return logit if mask is None else torch.where(mask[b, 0, i, j], logit, -torch.inf)
 
     run: Any = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
-    found = run(q, keys, values, score_mod=score, scale=scale, enable_gqa=keys.shape[1] != q.shape[1])
+    found = run(
+        q, keys, values, score_mod=None if mask is None else score, scale=scale, enable_gqa=keys.shape[1] != q.shape[1]
+    )
     return _emptied(found, there)
 
 
 @cache
-def _compiled_flex() -> Callable[..., Tensor]:
+def _compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)

@@ -31,9 +31,9 @@ class Segment:
     chunk: int = 0  # tokens of a chunk; 0 if every query sees every key
 
 
-def sees(queries: Tensor, keys: Tensor, chunk: int) -> Tensor:
-    """Which of the keys [N] the queries [Q] see by their places in a segment that is cut into chunks, [Q, N] bool."""
-    return keys // chunk <= queries[:, None] // chunk
+def sees(queries: int, keys: int, chunk: int, device: torch.device) -> Tensor:
+    """Which keys of a segment that is cut into chunks the queries see, [queries, keys] bool."""
+    return torch.arange(keys, device=device) // chunk <= torch.arange(queries, device=device)[:, None] // chunk
 
 
 def attend_segments(q: Tensor, segments: Sequence[Segment], pairing: Pairing, scale: float) -> Tensor:
@@ -44,15 +44,16 @@ def attend_segments(q: Tensor, segments: Sequence[Segment], pairing: Pairing, sc
     wide = torch.promote_types(q.dtype, torch.float32)
     logits, seen, values = [], [], []
     for s in segments:
-        turn = None if s.turn is None else tuple(_to_rows(t, q)[:, None, None].to(wide) for t in s.turn)
-        turned = q.to(wide) if turn is None else rotate(q.to(wide), turn, pairing)
+        turned = q.to(wide)
+        if s.turn is not None:
+            cos, sin = (_to_rows(t, q)[:, None, None].to(wide) for t in s.turn)
+            turned = rotate(turned, (cos, sin), pairing)
         there = torch.ones(q.shape[0], s.keys.shape[2], dtype=torch.bool, device=q.device)
         if s.valid is not None:
             there = _to_rows(s.valid, q).repeat_interleave(s.keys.shape[2] // max(1, s.valid.shape[1]), 1)
         gone, look = ~there[:, None, :, None], there[:, None, None]
         if s.chunk:
-            places = (torch.arange(n, device=q.device) for n in (q.shape[2], s.keys.shape[2]))
-            look = look & sees(*places, s.chunk)
+            look = look & sees(q.shape[2], s.keys.shape[2], s.chunk, q.device)
         keys, held = (_to_heads(_to_rows(x.to(wide), q), q).masked_fill(gone, 0) for x in (s.keys, s.values))
         logits.append(turned @ keys.mT * scale)
         seen.append(look.expand(-1, 1, q.shape[2], -1))

@@ -34,7 +34,15 @@ class Span:
     moved: Moved | None = None
 
 
-Seen = Tensor | tuple[Span, ...] | None
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """Queries look at what is there of the past, at their own chunk and at those before it."""
+
+    valid: Tensor | None  # [P, M] bool of a past of N tokens, M divides N; None if all of it is there
+    chunk: int  # tokens of a chunk of the current ones; 0 if they are one
+
+
+Seen = Tensor | tuple[Span, ...] | Visible | None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor] | None, seen: Seen) -> Tensor:
@@ -42,10 +50,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor] | None, 
 
     q, k, v: [B, heads, Q, D] of the current tokens. past: keys and values [P, heads, N, D] or None; B is a multiple of
     P, and row b reads past row b mod P. seen: bool, broadcastable to [B, heads, Q, N + Q], True where a query may look;
-    or spans that cover the queries in order and never touch what is not seen; None lets every query look everywhere.
-    Returns [B, heads, Q, D]. Spans and None go through `attend_segments`, so that the backend setting holds for them; a
-    mask is always torch's scaled_dot_product_attention, which alone takes any mask.
+    or spans that cover the queries in order and never touch what is not seen; or `Visible`; None lets every query look
+    everywhere. Returns [B, heads, Q, D]. All but masks and moved keys go through `attend_segments`, so that the backend
+    setting holds for them; those are always torch's scaled_dot_product_attention, which alone takes any mask.
     """
+    if isinstance(seen, Visible):
+        before = [] if past is None else [Segment(*past, valid=seen.valid)]
+        return attend_segments(q, [*before, Segment(k, v, chunk=seen.chunk)])
     if seen is None or (isinstance(seen, tuple) and all(span.moved is None for span in seen)):
         parts = ([past] if past is not None else []) + [(k, v)]
         if seen is None:

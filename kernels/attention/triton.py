@@ -1,3 +1,4 @@
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 """Segmented attention in Triton: forward, and a backward without atomics, so that repeats are equal bit for bit.
 
 A program makes one tile of queries of one row and head. It goes over the segments where they lie, one after the other,

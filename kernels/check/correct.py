@@ -15,6 +15,11 @@ SEED = 20_260
 
 def faults_of(case: Case) -> tuple[str, ...]:
     """What is wrong with a case, empty if nothing is."""
+    return examine(case)[0]
+
+
+def examine(case: Case) -> tuple[tuple[str, ...], float]:
+    """What is wrong with a case, and its worst error as a part of what is allowed (0 for an exact one)."""
     with _poisoned():
         inputs = tuple(case.make(torch.Generator().manual_seed(SEED), case.dtype))
         found = _evaluate(case.run, inputs, case.gradients)
@@ -23,21 +28,31 @@ def faults_of(case: Case) -> tuple[str, ...]:
     if case.exact:
         wanted = _evaluate(case.reference, inputs, case.gradients)
         pairs = zip(found, wanted, strict=True)
-        return (*faults, *(f"{a.name} is not bit for bit the reference's" for a, b in pairs if not _same(a.x, b.x)))
+        faults += [f"{a.name} is not bit for bit the reference's" for a, b in pairs if not _same(a.x, b.x)]
+        return tuple(faults), 0.0
     exact = _evaluate(case.reference, tuple(map(_double, inputs)), case.gradients)
     peer = _evaluate(case.peer or case.reference, inputs, case.gradients)
+    worst = 0.0
     for a, p, e in zip(found, peer, exact, strict=True):
         if a.x.shape != e.x.shape or a.x.dtype != p.x.dtype:
             faults.append(f"{a.name} is {a.x.dtype} {list(a.x.shape)}, not {p.x.dtype} {list(e.x.shape)}")
-        elif a.x.numel() and not (error := _error(a.x, e.x)) <= (bound := 2 * _error(p.x, e.x) + _ulp(e.x, a.x.dtype)):
-            faults.append(f"{a.name} is off by {error:.3g}, over {bound:.3g}")
-    return tuple(faults)
+        elif a.x.numel():
+            error, bound = _error(a.x, e.x), 2 * _error(p.x, e.x) + _ulp(e.x, a.x.dtype)
+            worst = max(worst, error / bound if bound else 0.0)
+            if not error <= bound:  # NaN too
+                faults.append(f"{a.name} is off by {error:.3g}, over {bound:.3g}")
+    return tuple(faults), worst
 
 
-def opcheck_faults(check: OpCheck) -> tuple[str, ...]:
-    """What torch.library.opcheck says against an operator, empty if nothing."""
+FAST = ("test_schema", "test_autograd_registration", "test_faketensor")
+SLOW = ("test_aot_dispatch_dynamic",)  # it imports the compiler, for seconds
+
+
+def opcheck_faults(check: OpCheck, quick: bool = False) -> tuple[str, ...]:
+    """What torch.library.opcheck says against an operator, empty if nothing. quick: without torch.compile's view."""
     arguments = check.arguments(torch.Generator().manual_seed(SEED))
-    results = torch.library.opcheck(check.operator, arguments, raise_exception=False)
+    tests = FAST if quick else FAST + SLOW
+    results = torch.library.opcheck(check.operator, arguments, test_utils=tests, raise_exception=False)
     return tuple(f"{name}: {str(said).splitlines()[0]}" for name, said in results.items() if said != "SUCCESS")
 
 
@@ -94,11 +109,12 @@ def _ulp(exact: Tensor, dtype: torch.dtype) -> float:
 @contextmanager
 def _poisoned() -> Iterator[None]:
     """Memory that torch hands out is full of NaN, so that what a kernel leaves unwritten shows."""
-    before, fill = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    memory: Any = torch.utils.deterministic
+    before, fill = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports the compiler, for seconds
+    memory.fill_uninitialized_memory = True
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch.set_deterministic_debug_mode(before)
+        memory.fill_uninitialized_memory = fill

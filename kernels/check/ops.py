@@ -9,6 +9,7 @@ MODULES = (
     "worldmodel.kernels.prefix_attention.checks",
     "worldmodel.kernels.modulate.checks",
     "worldmodel.kernels.qk_norm_rope.checks",
+    "worldmodel.kernels.quantised.checks",
     "worldmodel.kernels.region_warp.checks",
     "worldmodel.kernels.sampler_step.checks",
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from .declare import OpChecks
+from .declare import Case, OpChecks
 from .ops import all_checks
 
 QUICK_ARCHS = (86, 90)  # the smallest shared memory, and the other kind of matrix instruction
@@ -31,14 +31,18 @@ def main(arguments: list[str]) -> int:
 
 
 def _correct(checks: OpChecks, quick: bool) -> Iterator[Job]:
-    from .correct import faults_of, opcheck_faults
+    from .correct import examine, opcheck_faults
+
+    def look(case: Case) -> dict[str, Any]:
+        faults, worst = examine(case)
+        return {"op": checks.op, "case": case.name, "faults": faults, "worst": worst}
 
     for case in checks.cases():
         if not quick or case.quick:
-            yield lambda case=case: {"op": checks.op, "case": case.name, "faults": faults_of(case)}
+            yield lambda case=case: look(case)
     for check in checks.opchecks():
         name = f"opcheck {check.operator}"
-        yield lambda check=check, name=name: {"op": checks.op, "case": name, "faults": opcheck_faults(check)}
+        yield lambda check=check, name=name: {"op": checks.op, "case": name, "faults": opcheck_faults(check, quick)}
 
 
 def _compile(checks: OpChecks, quick: bool) -> Iterator[Job]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from worldmodel.kernels import backend
-from worldmodel.kernels.attention import ATTENTION, Attention, Segment, Span, attend, attend_segments, peers
+from worldmodel.kernels.attention import ATTENTION, Attention, Segment, Span, Visible, attend, attend_segments, peers
 from worldmodel.kernels.backend import BackendError
 from worldmodel.models.rope import Rope3D
 
@@ -119,12 +119,30 @@ def test_segments_equal_what_the_models_attention_makes_of_them(draw):
     torch.testing.assert_close(torch.cat(parts, 2), attend(q, k, v, past, spans), rtol=0, atol=1e-12)
 
 
+def test_visible_means_its_mask(draw):
+    q, k, v, past = draw(4, 2, 6, 16), draw(4, 2, 6, 16), draw(4, 2, 6, 16), (draw(2, 2, 4, 16), draw(2, 2, 4, 16))
+    valid, place = torch.tensor([[True, False], [True, True]]), torch.arange(6) // 2
+    there = valid.repeat_interleave(2, 1).repeat(2, 1)[:, None, None].expand(-1, 1, 6, -1)
+    mask = torch.cat((there, (place <= place[:, None]).expand(4, 1, -1, -1)), 3)
+    found = attend(q, k, v, past, Visible(valid, 2))
+    torch.testing.assert_close(found, attend(q, k, v, past, mask), rtol=0, atol=1e-12)
+    alone = attend(q, k, v, None, Visible(None, 0))
+    torch.testing.assert_close(alone, attend(q, k, v, None, None), rtol=0, atol=0)
+
+
 def test_autocast_applies_as_to_torchs_own_attention(draw):
     q, past, k, v = (draw(1, 2, 3, 16).float() for _ in range(4))
     with torch.autocast("cpu", torch.bfloat16):
         found = attend_segments(q, (Segment(past, past.bfloat16()), Segment(k, v.bfloat16())))
         wanted = torch.nn.functional.scaled_dot_product_attention(q, torch.cat((past, k), 2), torch.cat((past, v), 2))
     assert found.dtype == torch.bfloat16 and torch.equal(found, wanted)
+
+
+@pytest.mark.slow
+def test_compiled_in_one_graph(draw):
+    q, segments, wanted = stream(draw)
+    compiled = torch.compile(lambda q: attend_segments(q, segments) * 2, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(q), wanted * 2, rtol=0, atol=1e-12)
 
 
 def test_explain_names_every_reason_on_this_machine():
