@@ -51,6 +51,7 @@ COMMANDS = {
         "worldmodel.policies.evaluate", "policy", ("checkpoint",), "success of a policy on robots"
     ),
     "kernels check": Command(HERE, "kernels_check", (), "prove the kernels right without a GPU, compile them for many"),
+    "kernels bench": Command(HERE, "kernels_bench", (), "time the kernels against the physical bound and peers"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
     "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
@@ -328,6 +329,33 @@ def kernels_check(quick: bool = False, json: Path | None = None) -> int:
         result = {"command": command, "versions": versions(), "device": device_name("cpu"), "seeds": []}
         write_json(result | {"metrics": found.metrics(), "checks": found.found()}, json)
     return 1 if found.failures else 0
+
+
+def kernels_bench(
+    short: bool = False,
+    out: Path | None = None,
+    json: Path | None = None,
+    checkpoint: Path = SHIPPED,
+    device: str | None = None,
+    threads: int = 1,
+) -> int:
+    """Time every kernel against the physical bound, PyTorch, xformers and FlexAttention, and the whole loop.
+
+    Example: worldmodel kernels bench --json kernels.json
+
+    Runs on the GPU if there is one (with and without CUDA graphs), else on the CPU, whose backends it then times. Ends
+    within 5 minutes, with --short within 50 s. --checkpoint is the model of the loop. --device: such as cpu or cuda:1.
+    """
+    import torch
+
+    from worldmodel.datasets.evaluate import finish
+    from worldmodel.evaluate.kernel_bench import kernel_bench
+
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    report = kernel_bench(_world(checkpoint, place, threads), torch.device(place), short=short)
+    for note in report.notes[:1]:
+        print(note)
+    return finish(report, "kernels", out, json)
 
 
 def demo(port: int = 8000, host: str = "127.0.0.1", token: str | None = None, open_browser: bool = False) -> int:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCKS = 256  # Philox blocks of a program: 4 elements each
+BLOCKS = 128  # Philox blocks of a program, one a thread: 4 elements each
 TURN = tl.constexpr(2 * math.pi * 2.0**-32)
 UNIT = tl.constexpr(2.0**-32)
 QUARTER = tl.constexpr(1.5707963267341256)  # of a turn, pi / 2: its first 33 bits
