@@ -114,16 +114,16 @@ class _Lane:
 
 @dataclass(slots=True)
 class Robots:
-    """Robots for policies of one interface, reused from case to case: `parallel` for each task. To be closed."""
+    """Robots for policies of one interface, reused from case to case, as many of a task as run at once. To be closed."""
 
     interface: Interface
     opens: Callable[[str, Interface], HandRobot]
     opened: dict[tuple[str, int], HandRobot] = field(default_factory=dict)
 
-    def get(self, task: str, lane: int) -> HandRobot:
-        if (task, lane) not in self.opened:
-            self.opened[task, lane] = self.opens(task, self.interface)
-        return self.opened[task, lane]
+    def get(self, task: str, number: int) -> HandRobot:
+        if (task, number) not in self.opened:
+            self.opened[task, number] = self.opens(task, self.interface)
+        return self.opened[task, number]
 
     def close(self) -> None:
         for robot in self.opened.values():
@@ -169,10 +169,10 @@ def run_cases(
     seeds = noise.row_seed(settings.seed, torch.arange(start, start + len(todo))).tolist()
     for first in range(0, len(todo), settings.parallel):
         group = todo[first : first + settings.parallel]
-        lanes = [
-            _begin(case, robots.get(case.task, number), policy.interface, seeds[first + number])
-            for number, case in enumerate(group)
-        ]
+        lanes = list[_Lane]()
+        for number, case in enumerate(group):
+            robot = robots.get(case.task, sum(lane.case.task == case.task for lane in lanes))
+            lanes.append(_begin(case, robot, policy.interface, seeds[first + number]))
         for moment in range(0, settings.horizon, policy.acting.execute):
             running = [lane for lane in lanes if not lane.over]
             _plan(policy, running, moment, settings)

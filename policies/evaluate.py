@@ -94,6 +94,7 @@ def policy(
         report = comparison_of(found, other, names, alpha, stop_early)
     if video is not None:
         write_video(video, wall(found), 10)
+    print("\n\n".join(_as_text(table) for table in report.tables) + "\n")
     return finish(replace(report, command=command, seeds=(seed, episode_seed), device=device), "policy", out, json)
 
 
@@ -213,6 +214,19 @@ def wall(found: Evaluated) -> NDArray[np.uint8]:
             tile = _framed(film[min(t, len(film) - 1)], colour)
             frames[t, top : top + side, left : left + side] = tile
     return np.asarray(enlarge(frames, 2), np.uint8)
+
+
+def _as_text(table: Table) -> str:
+    """For the terminal: columns as wide as they need, numbers to the right."""
+    rows = (table.head, *table.rows)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if at < 2 else cell.rjust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join((table.title, *lines))
 
 
 def _framed(picture: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArray[np.uint8]:

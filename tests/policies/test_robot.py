@@ -34,12 +34,13 @@ def demonstrate(robot: HandRobot, shift: Shift, steps: int = 40) -> tuple[np.nda
     """Actions, states and true hands of the script's episode with seed 5."""
     robot.become(shift)
     observation, _ = robot.reset(seed=5)
-    rows = []
+    actions, states, hands = [], [], []
     for _ in range(steps):
-        action = robot.behaviour(observation, np.random.default_rng(0))
-        rows.append((action, observation["state"], observation["privileged"][:3]))
-        observation, *_ = robot.step(action)
-    return tuple(np.stack(column) for column in zip(*rows, strict=True))
+        actions.append(robot.behaviour(observation, np.random.default_rng(0)))
+        states.append(observation["state"])
+        hands.append(observation["privileged"][:3])
+        observation, *_ = robot.step(actions[-1])
+    return np.stack(actions), np.stack(states), np.stack(hands)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_episodes_depend_on_their_seed_and_not_on_what_came_before():
 def test_the_script_succeeds_and_the_episode_ends_after_lingering():
     robot = HandRobot("reach", size=32, linger=5)
     observation, _ = robot.reset(seed=0)
-    solved = []
+    solved, ended = [], False
     for _ in range(80):
         observation, reward, ended, _, info = robot.step(robot.behaviour(observation, np.random.default_rng(0)))
         solved.append(info["success"])
