@@ -114,7 +114,10 @@ class _Lane:
 
 @dataclass(slots=True)
 class Robots:
-    """Robots for policies of one interface, reused from case to case, as many of a task as run at once. To be closed."""
+    """Robots for policies of one interface, reused from case to case: as many of a task as run at once.
+
+    To be closed.
+    """
 
     interface: Interface
     opens: Callable[[str, Interface], HandRobot]
