@@ -83,6 +83,9 @@ def _(
     q: Tensor, keys: Tensors, values: Tensors, valid: Optional, cos: Optional, sin: Optional, chunks: list[int],
     scale: float, interleaved: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in (q, *keys, *values)):
+        with torch._C._AutoDispatchBelowAutograd():
+            return segmented_attention(q, keys, values, valid, cos, sin, chunks, scale, interleaved)
     return _Attention.apply(q, valid, cos, sin, chunks, scale, interleaved, *keys, *values)
 
 

@@ -36,7 +36,7 @@ def tiles(head: int, itemsize: int) -> tuple[Tiles, Tiles, Tiles]:
     if itemsize > 2:  # without matrix instructions: small tiles, everything in registers
         return Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1)
     if head > 64:
-        return Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2), Tiles(16, 64, 4, 1)
+        return Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(16, 64, 4, 1)
     return Tiles(128, 64, 8, 2), Tiles(64, 32, 4, 2), Tiles(64, 64, 4, 1)
 
 

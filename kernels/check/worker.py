@@ -34,7 +34,10 @@ def _correct(checks: OpChecks, quick: bool) -> Iterator[Job]:
     from .correct import examine, opcheck_faults
 
     def look(case: Case) -> dict[str, Any]:
-        faults, worst = examine(case)
+        try:
+            faults, worst = examine(case)
+        except Exception as error:  # noqa: BLE001 what a kernel raises is the finding
+            faults, worst = (f"raised {type(error).__name__}: {error}",), 0.0
         return {"op": checks.op, "case": case.name, "faults": faults, "worst": worst}
 
     for case in checks.cases():
