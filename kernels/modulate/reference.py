@@ -20,15 +20,26 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float, norm: Norm = "
     """
     y = _wide(x)
     y = F.layer_norm(y, y.shape[-1:], eps=eps) if norm == "layer" else F.rms_norm(y, y.shape[-1:], eps=eps)
-    shift, scale = (m[:, :, None].to(y.dtype) for m in (shift, scale))
-    return torch.addcmul(shift, y, 1 + scale).to(x.dtype)
+    shift, scale = _like(shift, y), _like(scale, y)
+    return _back(torch.addcmul(shift[:, :, None], y, 1 + scale[:, :, None]), x)
 
 
 def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     """x + gate * y. x, y: [B, F, N, D]; gate: [B, F, D]. Returns the shape and type of x."""
     wide = _wide(x)
-    return torch.addcmul(wide, y.to(wide.dtype), gate[:, :, None].to(wide.dtype)).to(x.dtype)
+    return _back(torch.addcmul(wide, _like(y, wide), _like(gate, wide)[:, :, None]), x)
+
+
+# Where types are equal already, which is every time on a CPU, even asking torch for it takes a microsecond.
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def _like(x: Tensor, y: Tensor) -> Tensor:
+    return x if x.dtype == y.dtype else x.to(y.dtype)
+
+
+def _back(y: Tensor, x: Tensor) -> Tensor:
+    return y if y.dtype == x.dtype else y.to(x.dtype)

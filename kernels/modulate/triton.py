@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportReturnType=false, reportGeneralTypeIssues=false
+# Types of kernels are those of the language that Triton compiles.
 """AdaLN modulation and gated residual in one pass each, forward and backward.
 
 A program has a tile of ROWS tokens of one frame and BLOCK columns, so that it reads the frame's modulation once. The

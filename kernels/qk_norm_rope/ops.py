@@ -1,3 +1,4 @@
+# pyright: reportIncompatibleMethodOverride=false
 """The Triton kernels as operators of torch.library, with shapes for torch.compile and gradients for autograd."""
 
 from typing import Any

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportReturnType=false, reportGeneralTypeIssues=false
+# Types of kernels are those of the language that Triton compiles.
 """RMSNorm of queries and keys with their rotation in one pass, forward and backward, and into a memory's slots.
 
 A program has T tokens with all their heads, so that it reads their angles once: tiles are [T, H, P] of pairs, with H
@@ -54,8 +56,10 @@ def _deviation(a, b, heads, half, eps, ACROSS: tl.constexpr):
     """Reciprocal root mean square, [T, H], or [T, 1] across heads."""
     square = tl.sum(a * a + b * b, 2)
     if ACROSS:
-        return 1 / tl.sqrt(tl.sum(square, 1)[:, None] / (2 * half * heads) + eps)
-    return 1 / tl.sqrt(square / (2 * half) + eps)
+        mean = tl.sum(square, 1)[:, None] / (2 * half * heads)
+    else:
+        mean = square / (2 * half)
+    return 1 / tl.sqrt(mean + eps)
 
 
 @triton.jit

@@ -10,15 +10,17 @@ from worldmodel.kernels.check.declare import Case, Configuration, OpCheck, OpChe
 
 from . import ATTEND, QUANTISE, Kind, Look, Pages, Quantised, reference, triton
 
+Shape = tuple[int, int, int, int]
 
-def _keys(rows: int, heads: int, tokens: int, head: int, scale: float, rng: torch.Generator) -> Tensor:
+
+def _keys(shape: Shape, scale: float, rng: torch.Generator) -> Tensor:
     """Keys whose mean is large, as those of trained models are, and one token of zeros."""
-    x = torch.randn(rows, heads, tokens, head, generator=rng) + 5 * torch.randn(heads, 1, head, generator=rng)
+    x = torch.randn(shape, generator=rng) + 5 * torch.randn(shape[1], 1, shape[3], generator=rng)
     x[0, 0, 0] = 0
     return x * scale
 
 
-def _quantise(shape: tuple[int, int, int, int], page: int, kind: Kind, scale: float, quick: bool) -> Case:
+def _quantise(shape: Shape, page: int, kind: Kind, scale: float, quick: bool) -> Case:
     """Codes, scales and, of keys with means of few bits (so that sums are exact in any order), means: bit for bit."""
 
     def parts(x: Tensor, setting: Any) -> tuple[Tensor, ...]:
@@ -27,7 +29,7 @@ def _quantise(shape: tuple[int, int, int, int], page: int, kind: Kind, scale: fl
         return tuple(found)
 
     def make(rng: torch.Generator, dtype: torch.dtype) -> Sequence[Tensor]:
-        return (padded((_keys(*shape, scale, rng) * 64).round() / 64),)
+        return (padded((_keys(shape, scale, rng) * 64).round() / 64),)
 
     name = f"quantise {kind} {shape} in pages of {page} x{scale:g}"
     return Case(name, make, lambda x: parts(x, "triton"), lambda x: parts(x, "reference"), exact=True, quick=quick)
@@ -40,7 +42,7 @@ def _attend(rows: tuple[int, int], heads: tuple[int, int], queries: int, pages: 
 
     def make(rng: torch.Generator, dtype: torch.dtype) -> Sequence[Any]:
         q = padded(torch.randn(rows[0], heads[0], queries, head, generator=rng) * scale).to(dtype)
-        k = reference.quantise(_keys(rows[1], heads[1], pages * page, head, scale, rng), page, kind, True)
+        k = reference.quantise(_keys((rows[1], heads[1], pages * page, head), scale, rng), page, kind, True)
         v = reference.quantise(torch.randn(rows[1], heads[1], pages * page, head, generator=rng), page, kind, False)
         assert k.mean is not None
         return q, k.codes, k.scale, k.mean, v.codes, v.scale
@@ -112,13 +114,13 @@ def opchecks() -> Sequence[OpCheck]:
     own = torch.ops.worldmodel
 
     def memory(rng: torch.Generator) -> tuple[Any, ...]:
-        k = reference.quantise(_keys(1, 1, 4, 16, 1, rng), 2, "int8", True)
-        v = reference.quantise(_keys(1, 1, 4, 16, 1, rng), 2, "int8", False)
+        k = reference.quantise(_keys((1, 1, 4, 16), 1, rng), 2, "int8", True)
+        v = reference.quantise(_keys((1, 1, 4, 16), 1, rng), 2, "int8", False)
         q = torch.randn(1, 1, 3, 16, generator=rng)
         return q, k.codes, k.scale, k.mean, v.codes, v.scale, torch.tensor([[True, False]]), 2, 0.25
 
     return (
-        OpCheck(own.quantise.default, lambda rng: (_keys(1, 1, 4, 16, 1, rng), 2, False, True)),
+        OpCheck(own.quantise.default, lambda rng: (_keys((1, 1, 4, 16), 1, rng), 2, False, True)),
         OpCheck(own.attend_quantised.default, memory),
     )
 

@@ -1,4 +1,5 @@
-# pyright: reportCallIssue=false, reportArgumentType=false, reportReturnType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportReturnType=false, reportGeneralTypeIssues=false
+# Types of kernels are those of the language that Triton compiles.
 """Writing pages of one byte a number, and attention that reads them as they are.
 
 Codes become the type of the queries in registers, which is exact. The scales of keys multiply logits, those of values

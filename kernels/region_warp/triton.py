@@ -1,3 +1,4 @@
+# pyright: reportCallIssue=false
 """Warp, mask, blend and round in one pass over the region; nothing else of the frame is read or written."""
 
 import triton

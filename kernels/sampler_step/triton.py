@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportReturnType=false, reportGeneralTypeIssues=false
+# Types of kernels are those of the language that Triton compiles.
 """A sampler's step in one pass, its noise drawn where it is used.
 
 The generator is that of kernels/noise: Philox4x32-10 with counter (block of 4 elements, frame low, frame high, step)

@@ -16,19 +16,18 @@ ROLLOUTS = 8  # of one prefix
 def attention(shape: Shape, name: str, device: torch.device) -> Work:
     """Three segments where they lie. `concatenation` is what a loop does without them: copy together per layer and
     step, then PyTorch's attention; `flash` is PyTorch's attention over keys that lie together already."""
-    q, k, v, *memory = _tensors(shape, device)
-    segments = tuple(Segment(*memory[i : i + 2]) for i in (0, 2)) + (Segment(k, v),)
+    q, k, v, sink_k, sink_v, ring_k, ring_v = _tensors(shape, device)
+    segments = (Segment(sink_k, sink_v), Segment(ring_k, ring_v), Segment(k, v))
     scale, keys = shape.head_dim**-0.5, shape.queries + shape.tokens * (shape.sink + shape.ring)
-    together = tuple(torch.cat([getattr(s, part) for s in segments], 2) for part in ("keys", "values"))
+    together = torch.cat((sink_k, ring_k, k), 2), torch.cat((sink_v, ring_v, v), 2)
 
     def concatenation() -> Tensor:
-        return F.scaled_dot_product_attention(
-            q, *(torch.cat([getattr(s, part) for s in segments], 2) for part in ("keys", "values"))
-        )
+        keys, values = (torch.cat([getattr(s, part) for s in segments], 2) for part in ("keys", "values"))
+        return F.scaled_dot_product_attention(q, keys, values)
 
     others: dict[str, Run] = {
         "concatenation": concatenation,
-        "flash": lambda: F.scaled_dot_product_attention(q, *together),
+        "flash": lambda: F.scaled_dot_product_attention(q, together[0], together[1]),
     }
     size, per_key = q.element_size(), shape.heads * shape.head_dim
     return work(
@@ -60,22 +59,22 @@ def prefix(shape: Shape, name: str, device: torch.device) -> Work:
     draw, kind = torch.Generator().manual_seed(0), type_of(device)
     tokens = (shape.tokens * (shape.sink + shape.ring), shape.queries)
 
-    def qkv(rows: int, count: int) -> tuple[Tensor, ...]:
-        size = (3, rows, shape.heads, count, shape.head_dim)
-        return tuple(torch.randn(size, generator=draw).to(device, kind).unbind(0))
+    def qkv(rows: int, count: int) -> QKV:
+        q, k, v = torch.randn(3, rows, shape.heads, count, shape.head_dim, generator=draw).to(device, kind).unbind(0)
+        return QKV(q, k, v)
 
     first, rest = qkv(1, tokens[0]), qkv(ROLLOUTS, tokens[1])
-    whole = tuple(torch.cat((a.expand(ROLLOUTS, -1, -1, -1), b), 2) for a, b in zip(first, rest, strict=True))
+    q, k, v = (torch.cat((getattr(first, part).expand(ROLLOUTS, -1, -1, -1), getattr(rest, part)), 2) for part in "qkv")
     mask = torch.ones(sum(tokens), sum(tokens), dtype=torch.bool, device=device)
     mask[: tokens[0], tokens[0] :] = False
     p, r, n = *tokens, ROLLOUTS
     arms: dict[str, Run] = {
-        "shared": lambda: attend_prefix(QKV(*first), QKV(*rest)),
-        "copies": lambda: F.scaled_dot_product_attention(*whole, mask),
+        "shared": lambda: attend_prefix(first, rest),
+        "copies": lambda: F.scaled_dot_product_attention(q, k, v, mask),
     }
     return Work(
         name, f"{n} rollouts of {r} tokens after {p}, {shape.heads} heads of {shape.head_dim}",
-        4.0 * shape.width * first[0].element_size() * (p + n * r), 4.0 * shape.width * (p * p + n * r * (p + r)),
+        4.0 * shape.width * q.element_size() * (p + n * r), 4.0 * shape.width * (p * p + n * r * (p + r)),
         arms, "shared", {},
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ def modulations(shape: Shape, name: str, device: torch.device) -> list[Work]:
         work(GATED_RESIDUAL, Residual(x, y, gate), f"gated_residual{name}", str(shape), bytes=3 * size,
              others={"eager": lambda: add(x, y, gate)}),
     ]  # fmt: skip
-    leaves = tuple(t.detach().clone().requires_grad_() for t in (x, shift, scale))
+    leaves = x_, shift_, scale_ = [t.detach().clone().requires_grad_() for t in (x, shift, scale)]
 
     def both(backend: Any, call: Any) -> tuple[Tensor, ...]:
         with torch.enable_grad():
@@ -47,9 +47,9 @@ def modulations(shape: Shape, name: str, device: torch.device) -> list[Work]:
 
     def eager() -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            return torch.autograd.grad(norm(*leaves), leaves, grad)
+            return torch.autograd.grad(norm(x_, shift_, scale_), leaves, grad)
 
-    call = Modulation(*leaves, EPS, "layer")
+    call = Modulation(x_, shift_, scale_, EPS, "layer")
     made.append(
         work(MODULATE, call, f"modulate_with_gradients{name}", str(shape), bytes=5 * size, others={"eager": eager},
              each=both)
