@@ -297,7 +297,7 @@ def export(checkpoint: Path, out: Path, diffusers: bool = False, push: str | Non
     return 0
 
 
-def kernels_check(quick: bool = False, json: Path | None = None) -> int:
+def kernels_check(quick: bool = False, only: tuple[str, ...] = (), json: Path | None = None) -> int:
     """Prove the GPU kernels right, and compile them for every kind of GPU, without one.
 
     Example: worldmodel kernels check --quick
@@ -305,10 +305,12 @@ def kernels_check(quick: bool = False, json: Path | None = None) -> int:
     Two processes side by side. One runs the kernels in Triton's interpreter: awkward shapes, strides and scales, memory
     full of NaN, gradients, repeats bit for bit, errors against fp64, torch.library's opcheck. The other compiles what
     ships to machine code and looks at registers, spills, shared memory and matrix instructions. --quick takes the
-    shorter cases and two kinds of GPU. --json FILE writes what was found. The exit code is 1 if anything is wrong.
+    shorter cases and two kinds of GPU, --only OP ... the ops named. --json FILE writes what was found. The exit code is
+    1 if anything is wrong.
     """
     from worldmodel.evaluate.report import device_name, versions
     from worldmodel.folders import check_creatable
+    from worldmodel.kernels.check.ops import OPS
     from worldmodel.kernels.check.report import started
     from worldmodel.kernels.triton_needs import INSTALLED
     from worldmodel.progress import progress_bar
@@ -316,9 +318,11 @@ def kernels_check(quick: bool = False, json: Path | None = None) -> int:
 
     if not INSTALLED:
         raise UserError("kernels check: the package triton is not installed (pip install 'worldmodel[gpu]')")
+    if unknown := sorted(set(only) - set(OPS)):
+        raise UserError(f"kernels check --only: no op {', '.join(unknown)}; there are {', '.join(OPS)}")
     if json is not None:
         check_creatable(json)
-    with started(quick) as running:
+    with started(quick, only) as running:
         with progress_bar("kernels check", running.total(), unit="checks") as advance:
             for _ in running.findings():
                 advance(1)

@@ -195,7 +195,7 @@ def _kernels(head: int, dtype: str, chunked: bool = False) -> list[Configuration
         made.append(
             Configuration(
                 name, kernel, types, constants, divisible, tile.warps, tile.stages,
-                matrix=itemsize == 2, quick=dtype == "bf16" and head > 32 and not chunked,
+                matrix=itemsize == 2, quick=dtype == "bf16" and head > 64 and not chunked,
             )
         )  # fmt: skip
     return made

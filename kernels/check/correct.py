@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from .declare import Case, OpCheck, Outputs
 
 SEED = 20_260
+DRAWS, FAR = 5, 10.0  # of a doubtful case; how many times the bound is no doubt
 
 
 def faults_of(case: Case) -> tuple[str, ...]:
@@ -19,9 +21,43 @@ def faults_of(case: Case) -> tuple[str, ...]:
 
 
 def examine(case: Case) -> tuple[tuple[str, ...], float]:
-    """What is wrong with a case, and its worst error as a part of what is allowed (0 for an exact one)."""
+    """What is wrong with a case, and its worst error as a part of what is allowed (0 for an exact one).
+
+    The largest error of one draw is a matter of luck, the peer's too: where it is over the bound, but not by far, the
+    sums over DRAWS draws decide.
+    """
+    compared = list[_Compared]()
+    for draw in range(DRAWS):
+        faults, again = _compare(case, SEED + draw)
+        if faults:
+            return faults, math.inf
+        compared = [a + b for a, b in zip(compared, again, strict=True)] if compared else again
+        if all(c.part <= 1 for c in compared) or not all(c.part <= FAR for c in compared):
+            break
+    over = tuple(f"{c.name} is off by {c.error:.3g}, over {c.bound:.3g}" for c in compared if not c.part <= 1)
+    return over, max((c.part for c in compared), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """An output or a gradient: its error and what is allowed, summed over draws."""
+
+    name: str
+    error: float
+    bound: float
+
+    @property
+    def part(self) -> float:
+        return self.error / self.bound if self.bound else self.error and math.inf
+
+    def __add__(self, other: "_Compared") -> "_Compared":
+        return _Compared(self.name, self.error + other.error, self.bound + other.bound)
+
+
+def _compare(case: Case, seed: int) -> tuple[tuple[str, ...], list[_Compared]]:
+    """What no luck explains, and the errors of everything if there is nothing of that kind."""
     with _poisoned():
-        inputs = tuple(case.make(torch.Generator().manual_seed(SEED), case.dtype))
+        inputs = tuple(case.make(torch.Generator().manual_seed(seed), case.dtype))
         found = _evaluate(case.run, inputs, case.gradients)
         again = _evaluate(case.run, inputs, case.gradients)
     faults = [f"{a.name} differs when repeated" for a, b in zip(found, again, strict=True) if not _same(a.x, b.x)]
@@ -29,19 +65,16 @@ def examine(case: Case) -> tuple[tuple[str, ...], float]:
         wanted = _evaluate(case.reference, inputs, case.gradients)
         pairs = zip(found, wanted, strict=True)
         faults += [f"{a.name} is not bit for bit the reference's" for a, b in pairs if not _same(a.x, b.x)]
-        return tuple(faults), 0.0
+        return tuple(faults), []
     exact = _evaluate(case.reference, tuple(map(_double, inputs)), case.gradients)
     peer = _evaluate(case.peer or case.reference, inputs, case.gradients)
-    worst = 0.0
+    compared = list[_Compared]()
     for a, p, e in zip(found, peer, exact, strict=True):
         if a.x.shape != e.x.shape or a.x.dtype != p.x.dtype:
             faults.append(f"{a.name} is {a.x.dtype} {list(a.x.shape)}, not {p.x.dtype} {list(e.x.shape)}")
         elif a.x.numel():
-            error, bound = _error(a.x, e.x), 2 * _error(p.x, e.x) + _ulp(e.x, a.x.dtype)
-            worst = max(worst, error / bound if bound else 0.0)
-            if not error <= bound:  # NaN too
-                faults.append(f"{a.name} is off by {error:.3g}, over {bound:.3g}")
-    return tuple(faults), worst
+            compared.append(_Compared(a.name, _error(a.x, e.x), 2 * _error(p.x, e.x) + _ulp(e.x, a.x.dtype)))
+    return tuple(faults), compared
 
 
 FAST = ("test_schema", "test_autograd_registration", "test_faketensor")

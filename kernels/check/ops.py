@@ -1,5 +1,6 @@
 """The ops that `kernels check` looks at. A new op is a line here and a `checks.py` in its folder."""
 
+from collections.abc import Sequence
 from importlib import import_module
 
 from .declare import OpChecks
@@ -15,6 +16,11 @@ MODULES = (
 )
 
 
-def all_checks() -> tuple[OpChecks, ...]:
-    """What every op declares; imports their kernels."""
-    return tuple(import_module(name).CHECKS for name in MODULES)
+OPS = tuple(name.split(".")[2] for name in MODULES)  # folders of kernels/, which are the names of their checks
+
+
+def checks_of(ops: Sequence[str] = ()) -> tuple[OpChecks, ...]:
+    """What these ops declare, () for all; imports their kernels. ValueError for an op that there is not."""
+    if unknown := set(ops) - set(OPS):
+        raise ValueError(f"no op {', '.join(sorted(unknown))}; there are {', '.join(OPS)}")
+    return tuple(import_module(name).CHECKS for name, op in zip(MODULES, OPS, strict=True) if not ops or op in ops)

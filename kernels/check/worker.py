@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .declare import Case, OpChecks
-from .ops import all_checks
+from .ops import checks_of
 
 QUICK_ARCHS = (86, 90)  # the smallest shared memory, and the other kind of matrix instruction
 Job = Callable[[], dict[str, Any]]
@@ -20,9 +20,9 @@ Job = Callable[[], dict[str, Any]]
 
 def main(arguments: list[str]) -> int:
     part, *rest = arguments
-    quick, names = "--quick" in rest, {name for name in rest if name != "--quick"}
+    quick, ops = "--quick" in rest, [name for name in rest if name != "--quick"]
     jobs = {"correct": _correct, "compile": _compile}[part]
-    todo = [job for checks in all_checks() if not names or checks.op in names for job in jobs(checks, quick)]
+    todo = [job for checks in checks_of(ops) for job in jobs(checks, quick)]
     _say({"total": len(todo)})
     for job in todo:
         began = time.perf_counter()

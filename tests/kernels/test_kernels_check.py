@@ -68,13 +68,24 @@ def test_planted_faults_are_found(run, fault):
     assert any(re.search(fault, told) for told in faults), faults
 
 
+def test_one_unlucky_draw_is_no_fault_but_bad_luck_in_all_is():
+    draws = iter(range(100))
+
+    def unlucky(times):
+        return lambda x, w: x * x * w + (2e-6 if next(draws) // 2 in times else 0)  # two runs a draw
+
+    one, every = case(unlucky((0,)), gradients=()), case(unlucky(range(100)), gradients=())
+    assert faults_of(one) == () and next(draws) > 2
+    assert "output 0 is off by" in faults_of(every)[0]
+
+
 def test_unwritten_memory_shows():
     (fault,) = faults_of(case(unwritten, gradients=()))
     assert fault.startswith("output 0 is off by nan")
 
 
 def test_a_result_that_changes_when_it_is_repeated_shows():
-    times = iter((1.0, 1 + 2**-23))
+    times = iter((1.0, 1 + 2**-22))
     assert "output 0 differs when repeated" in faults_of(case(lambda x, w: x * x * w * next(times), gradients=()))
 
 
@@ -128,7 +139,7 @@ def found(monkeypatch):
             return self.made
 
     def use(made):
-        monkeypatch.setattr(report, "started", lambda quick: Running(made))
+        monkeypatch.setattr(report, "started", lambda quick, only: Running(made))
 
     return use
 
@@ -168,6 +179,11 @@ exit 3
     assert "FAILED compile: ended with code 3 after 0 of 2 checks" in found.table()
 
 
+def test_an_unknown_op_is_told(capsys):
+    assert cli.main(["kernels", "check", "--only", "attention", "atention"]) == 2
+    assert "kernels check --only: no op atention; there are attention, " in capsys.readouterr().err
+
+
 def test_the_command_line_knows_the_group(capsys):
     assert cli.main(["kernels"]) == 0 and "kernels check" in capsys.readouterr().out
     assert cli.main(["kernels", "chekc"]) == 2 and "no command 'kernels chekc'" in capsys.readouterr().err
@@ -178,4 +194,4 @@ def test_the_command_line_knows_the_group(capsys):
 def test_the_kernels_of_attention_are_right_and_ship():
     found = check(quick=True, ops=("attention", "prefix_attention"))
     assert found.failures == 0, found.table()
-    assert found.spills == 0 and found.ops == 2 and len(found.compiled) == 12 and len(found.cases) >= 14
+    assert found.spills == 0 and found.ops == 2 and len(found.compiled) == 6 and len(found.cases) >= 14
