@@ -137,15 +137,20 @@ class FlowPolicy(nn.Module):
         """The inverse of `normalised`."""
         return x * self.action_half + self.action_middle
 
+    def look(self, image: Tensor) -> Tensor:
+        """Pictures uint8 [B, N, 3, H, W] to what the eyes make of them, [B, N, 2 * P]."""
+        pictures = image.to(self.action_in.weight.dtype) / 127.5 - 1
+        return torch.stack([eye(pictures[:, camera]) for camera, eye in enumerate(self.eyes)], 1)
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _prepare(self, seen: Observation) -> Prepared:
-        pictures = seen.image.to(self.action_in.weight.dtype) / 127.5 - 1
-        points = [eye(pictures[:, camera]) for camera, eye in enumerate(self.eyes)]
+        points = self.look(seen.image).unbind(1)
         state = self.state_in((seen.state - self.state_middle) / self.state_half)
         given = (seen.words > 0).sum(1, keepdim=True).clamp_min(1)
         words = self.words(seen.words).sum(1) / given
-        return Prepared(self.fuse(torch.cat((*points, state, words), -1)))
+        condition = self.fuse(torch.cat((*points, state, words), -1))
+        return Prepared(condition if seen.context is None else condition + seen.context)
 
     def _velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
         e = self.time(flow.embed_time(t, self.cfg.time_width).to(x_t.dtype)) + prepared.condition[:, None]

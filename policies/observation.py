@@ -23,16 +23,19 @@ class Observation:
     state: Tensor  # [B, S] float, in the robot's own units
     words: Tensor  # [B, L] int64, places in the vocabulary; 0 stands for none
     length: int  # frames K of the chunk
+    context: Tensor | None = None  # [B, D] what a context encoder has to say of this robot; None: it is as built
 
     @property
     def batch(self) -> int:
         return self.state.shape[0]
 
     def to(self, device: torch.device | str) -> "Observation":
-        return Observation(self.image.to(device), self.state.to(device), self.words.to(device), self.length)
+        context = None if self.context is None else self.context.to(device)
+        return Observation(self.image.to(device), self.state.to(device), self.words.to(device), self.length, context)
 
     def select(self, rows: Tensor) -> "Observation":
-        return Observation(self.image[rows], self.state[rows], self.words[rows], self.length)
+        context = None if self.context is None else self.context[rows]
+        return Observation(self.image[rows], self.state[rows], self.words[rows], self.length, context)
 
     def frames(self, start: int, stop: int) -> "Observation":
         return replace(self, length=stop - start)
