@@ -93,6 +93,20 @@ def cases(tasks: Sequence[str], shifts: Sequence[str], episodes: int, first_seed
     return tuple(Case(task, first_seed + n, shift) for n in range(episodes) for task in tasks for shift in names)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a policy saw and did in an episode, at its M observations."""
+
+    image: NDArray[np.uint8]  # [M, N, 3, H, W]
+    state: NDArray[np.float32]  # [M, S]
+    action: NDArray[np.float32]  # [M, A] the first action that was carried out after it
+
+    @property
+    def film(self) -> list[NDArray[np.uint8]]:
+        """What the first camera saw, [H, W, 3] each."""
+        return list(self.image[:, 0].transpose(0, 2, 3, 1))
+
+
 @dataclass(slots=True)
 class _Lane:
     """One robot with the case that it runs."""
@@ -109,7 +123,10 @@ class _Lane:
     score: float = 0.0
     success: bool = False
     over: bool = False
-    film: list[NDArray[np.uint8]] = field(default_factory=list)
+    context: Tensor | None = None  # [D] what is known of this robot
+    seen: list[NDArray[np.uint8]] = field(default_factory=list)  # pictures [N, 3, H, W] at every observation,
+    read: list[NDArray[np.float32]] = field(default_factory=list)  # the state then [S],
+    told: list[NDArray[np.float32]] = field(default_factory=list)  # and the action [A] that was carried out first
 
 
 @dataclass(slots=True)
@@ -163,10 +180,12 @@ def run_cases(
     settings: Settings,
     robots: Robots,
     start: int = 0,
-) -> Iterator[tuple[Row, list[NDArray[np.uint8]]]]:
-    """The row of every case in order, and what the first camera saw at every observation.
+    contexts: Sequence[Tensor | None] | None = None,
+) -> Iterator[tuple[Row, Trial]]:
+    """The row of every case in order, and what was seen and done.
 
-    start: place of the first case in the whole list, where `todo` is a part of it.
+    start: place of the first case in the whole list, where `todo` is a part of it. contexts: of each case's robot, [D]
+    as `Observation.context`; None where nothing is known.
     """
     settings.check(policy)
     seeds = noise.row_seed(settings.seed, torch.arange(start, start + len(todo))).tolist()
@@ -176,13 +195,14 @@ def run_cases(
         for number, case in enumerate(group):
             robot = robots.get(case.task, sum(lane.case.task == case.task for lane in lanes))
             lanes.append(_begin(case, robot, policy.interface, seeds[first + number]))
+            lanes[-1].context = None if contexts is None else contexts[first + number]
         for moment in range(0, settings.horizon, policy.acting.execute):
             running = [lane for lane in lanes if not lane.over]
             _plan(policy, running, moment, settings)
             for lane in running:
                 _carry_out(policy, lane, moment, settings)
         for lane in lanes:
-            yield _row(lane), lane.film
+            yield _row(lane), Trial(np.stack(lane.seen), np.stack(lane.read), np.stack(lane.told))
 
 
 def _begin(case: Case, robot: HandRobot, interface: Interface, seed: int) -> _Lane:
@@ -194,15 +214,17 @@ def _begin(case: Case, robot: HandRobot, interface: Interface, seed: int) -> _La
 def _plan(policy: Policy, lanes: list[_Lane], moment: int, settings: Settings) -> None:
     """The next chunk of every lane: in one batch, or one after another, which is the same to the last bit always."""
     for group in [lanes] if settings.together and lanes else [[lane] for lane in lanes]:
-        pictures = [lane.robot.look() for lane in group]
-        for lane, views in zip(group, pictures, strict=True):
-            lane.film.append(views[policy.interface.cameras[0]])
-        image = np.stack([np.stack([views[c] for c in policy.interface.cameras]) for views in pictures])
+        for lane in group:
+            views = lane.robot.look()
+            pictures = np.stack([views[camera] for camera in policy.interface.cameras])
+            lane.seen.append(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)))
+            lane.read.append(lane.state)
         seen = Observation(
-            image=torch.from_numpy(np.ascontiguousarray(image.transpose(0, 1, 4, 2, 3))),
+            image=torch.from_numpy(np.stack([lane.seen[-1] for lane in group])),
             state=torch.from_numpy(np.stack([lane.state for lane in group])),
             words=torch.tensor([lane.words for lane in group]),
             length=policy.model.chunk,
+            context=_contexts(policy, group),
         )
         made = plan(
             policy.model,
@@ -223,6 +245,14 @@ def _plan(policy: Policy, lanes: list[_Lane], moment: int, settings: Settings) -
                 lane.chunks.append((moment, policy.model.in_units(chunk)))
 
 
+def _contexts(policy: Policy, group: list[_Lane]) -> Tensor | None:
+    """[B, D], or None where nothing is known of any; zeros change nothing."""
+    if all(lane.context is None for lane in group):
+        return None
+    zeros = torch.zeros(policy.model.cfg.dim)
+    return torch.stack([zeros if lane.context is None else lane.context for lane in group])
+
+
 def _committed(policy: Policy, group: list[_Lane], settings: Settings) -> Committed | None:
     if not settings.delay or any(lane.last is None for lane in group):
         return None
@@ -241,6 +271,8 @@ def _carry_out(policy: Policy, lane: _Lane, moment: int, settings: Settings) -> 
             action = ensembled(lane.chunks, moment + step, policy.acting.ensemble)
         command = action.numpy().astype(np.float32)
         lane.targets.append(command[:3])
+        if step == 0:
+            lane.told.append(command)
         observation, reward, ended, truncated, info = lane.robot.step(command)
         lane.state = observation["state"]
         lane.score = max(lane.score, reward)
@@ -283,9 +315,9 @@ def evaluate(
     rows: list[Row] = []
     films: list[tuple[Row, list[NDArray[np.uint8]]]] = []
     began = time.perf_counter()
-    for row, film in run_cases(policy, todo, settings, robots, start):
+    for row, trial in run_cases(policy, todo, settings, robots, start):
         rows.append(row)
         if len(films) < filmed:
-            films.append((row, film))
+            films.append((row, trial.film))
         told(len(rows))
     return Evaluated(tuple(rows), tuple(films), time.perf_counter() - began)

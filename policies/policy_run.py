@@ -51,6 +51,10 @@ class PolicyRun(Recipe):
     def template(self) -> "PolicyTemplate":
         return PolicyTemplate(self, self.build())
 
+    @property
+    def next_command(self) -> str:
+        return f"evaluate policy {self.out} --tasks TASK"
+
     def identity(self) -> dict[str, Any]:
         read = self.batches.read
         return {

@@ -32,12 +32,14 @@ class Command:
 
 
 HERE, EVALUATE = "worldmodel.cli", "worldmodel.datasets.evaluate"
+ADAPTATION = "worldmodel.policies.adaptation_commands"
 COMMANDS = {
     "demo": Command(HERE, "demo", (), "drive the shipped world in the browser"),
     "collect": Command(HERE, "collect", ("world",), "simulator -> LeRobotDataset v3"),
     "inspect": Command("worldmodel.datasets.inspect", "inspect", ("path",), "what is this, and what comes next?"),
     "convert": Command("worldmodel.datasets.convert", "convert", ("source", "out"), "videos -> LeRobotDataset v3"),
     "encode": Command("worldmodel.datasets.encode", "encode", ("data",), "pre-compute latents"),
+    "trials": Command(ADAPTATION, "trials", ("checkpoint",), "a policy's episodes on shifted robots, to adapt from"),
     "train": Command(HERE, "train", (), "train what a file in configs/ describes"),
     "estimate": Command(HERE, "estimate", (), "parameters, memory and time of a run before it starts"),
     "rollout": Command(HERE, "rollout", ("checkpoint",), "long generation to a video"),
@@ -50,6 +52,7 @@ COMMANDS = {
     "evaluate policy": Command(
         "worldmodel.policies.evaluate", "policy", ("checkpoint",), "success of a policy on robots"
     ),
+    "evaluate recovery": Command(ADAPTATION, "recovery_command", ("checkpoint",), "how a policy adapts over trials"),
     "kernels check": Command(HERE, "kernels_check", (), "prove the kernels right without a GPU, compile them for many"),
     "kernels bench": Command(HERE, "kernels_bench", (), "time the kernels against the physical bound and peers"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
@@ -140,7 +143,7 @@ def train(args: list[str]) -> int:
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"{run.out / 'model'}: " + "  ".join(f"{name} {value:.5f}" for name, value in metrics.items()))
         if isinstance(run, Recipe):
-            print(f"next: worldmodel evaluate policy {run.out}")
+            print(f"next: worldmodel {run.next_command}")
         elif isinstance(run.model, DiTConfig):
             print(f"next: worldmodel serve {run.out}")
         else:

@@ -167,6 +167,11 @@ class Recipe(Training, ABC):
     @abstractmethod
     def template(self) -> Template: ...
 
+    @property
+    @abstractmethod
+    def next_command(self) -> str:
+        """What a person would type after the training, without the program's name."""
+
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """What a checkpoint is continued under, beside what all trainings have: names of options to values."""

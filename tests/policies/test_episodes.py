@@ -11,7 +11,7 @@ from test_planning import random_policy
 from worldmodel.datasets.worlds.metaworld import FPS
 from worldmodel.errors import UserError
 from worldmodel.policies import episodes
-from worldmodel.policies.episodes import Case, Robots, Settings, cases, evaluate, run_cases
+from worldmodel.policies.episodes import Case, Robots, Settings, Trial, cases, evaluate, run_cases
 from worldmodel.policies.evaluate import compare, comparison_of, report_of, wall
 from worldmodel.policies.flow_policy import PolicyConfig
 from worldmodel.policies.observation import Interface, Range
@@ -71,6 +71,7 @@ def rows_of(policy: Policy, todo, settings: Settings) -> list:
         return list(evaluate(policy, todo, settings, robots).rows)
 
 
+STILL = Trial(np.zeros((1, 1, 3, 16, 16), np.uint8), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.float32))
 TODO = cases(["go", "home"], ["nominal", "actuation-bias:0.2,0,0"], 5, 3)
 SETTINGS = Settings(horizon=11)
 
@@ -101,6 +102,32 @@ def test_a_part_of_the_cases_has_the_rows_that_the_whole_has():
     with closing(Robots(policy.interface, lambda task, _: FakeRobot(task))) as robots:
         part = [row for row, _ in run_cases(policy, TODO[7:12], SETTINGS, robots, start=7)]
     assert part == whole[7:12]
+
+
+def test_trials_hold_what_was_seen_and_done_at_every_observation():
+    policy, robot = fake_policy(), FakeRobot("go")
+    with closing(Robots(policy.interface, lambda task, _: robot)) as robots:
+        ((row, trial),) = run_cases(policy, [Case("go", 2)], SETTINGS, robots)
+    moments = -(-row.steps // 2)
+    assert trial.image.shape == (moments, 1, 3, 16, 16) and trial.state.shape == (moments, 1)
+    np.testing.assert_array_equal(trial.action, np.stack(robot.log[: row.steps])[::2])
+    assert trial.state[0, 0] == np.float32(0.02) and (trial.image[0] == 130).all()
+    np.testing.assert_array_equal(trial.film[-1], trial.image[-1, 0].transpose(1, 2, 0))
+
+
+def test_what_is_known_of_a_robot_changes_its_episode_alone():
+    policy = fake_policy()
+    rows = rows_of(policy, TODO[:4], SETTINGS)
+    for together in (False, True):
+        settings = replace(SETTINGS, parallel=4, together=together)
+        contexts = [None, torch.zeros(16), torch.full((16,), 2.0), None]
+        with closing(Robots(policy.interface, lambda task, _: FakeRobot(task))) as robots:
+            got = [row for row, _ in run_cases(policy, TODO[:4], settings, robots, contexts=contexts)]
+        same = [
+            one.border_jerk == pytest.approx(other.border_jerk, abs=1e-4) for one, other in zip(got, rows, strict=True)
+        ]
+        assert same == [True, True, False, True]
+        assert together or [one == other for one, other in zip(got, rows, strict=True)] == same
 
 
 def test_one_batch_agrees_to_rounding():
@@ -201,7 +228,7 @@ def test_a_comparison_stops_when_it_is_decided(monkeypatch):
 
     def fake_run(policy, todo, settings, robots, start):
         for case in todo:
-            yield episodes.Row(case.task, case.seed, case.shift, policy is good, 0.0, 1, None), []
+            yield episodes.Row(case.task, case.seed, case.shift, policy is good, 0.0, 1, None), STILL
 
     monkeypatch.setattr(episodes, "run_cases", fake_run)
     todo = cases(["go"], ["nominal"], 100, 0)

@@ -1,0 +1,101 @@
+"""Trials of a policy on shifted robots, as a folder: what a context encoder learns from.
+
+trials.json            format version, the policy's fingerprint, and of each trial its case and outcome
+trials.safetensors     image, state and action of all trials, one after another
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from worldmodel.errors import UserError
+from worldmodel.fingerprint import fingerprint
+from worldmodel.folders import replaced
+from worldmodel.policies.episodes import Case, Robots, Settings, Trial, run_cases
+from worldmodel.policies.policy import Policy
+from worldmodel.policies.shifts import draw_offset, parse_shift
+from worldmodel.serial import check_format, from_json, read_json, write_json
+from worldmodel.weights import read_tensors, write_tensors
+
+FORMAT = 1
+FILES = ("trials.json", "trials.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a trial beside its numbers. moments: M, of its observations."""
+
+    task: str
+    seed: int
+    shift: str
+    success: bool
+    moments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Trials with the shift that each was made under. policy: fingerprint of the policy that made them."""
+
+    policy: str
+    known: tuple[Known, ...]
+    made: tuple[Trial, ...]
+
+    def save(self, folder: Path) -> None:
+        """Write the folder; older trials in it are replaced. A full disk is a UserError."""
+        parts = {name: np.concatenate([getattr(trial, name) for trial in self.made]) for name in Trial.__slots__}
+        with replaced(folder, FILES) as beside:
+            write_tensors({name: torch.from_numpy(part) for name, part in parts.items()}, beside / FILES[1])
+            known = [asdict(each) for each in self.known]
+            write_json({"format": FORMAT, "policy": self.policy, "trials": known}, beside / FILES[0])
+
+    @classmethod
+    def load(cls, folder: Path) -> "Trials":
+        """Read a folder; what is missing, broken or does not fit is a UserError that names it."""
+        path = folder / FILES[0]
+        data: Any = check_format(read_json(path), FORMAT, path, keys=("policy", "trials"))
+        if not isinstance(data["trials"], list) or not data["trials"]:
+            raise UserError(f"{path}: 'trials' must be a list that is not empty")
+        known = tuple(from_json(each, Known, f"{path}: trials[{i}]") for i, each in enumerate(data["trials"]))
+        for each in known:
+            parse_shift(each.shift)
+        tensors = read_tensors(folder / FILES[1])
+        total = sum(each.moments for each in known)
+        for name in Trial.__slots__:
+            if name not in tensors or len(tensors[name]) != total or min(each.moments for each in known) < 1:
+                raise UserError(f"{folder / FILES[1]}: '{name}' must have {total} rows, as {path} says")
+        parts = {name: tensors[name].numpy() for name in Trial.__slots__}
+        ends = np.cumsum([each.moments for each in known])
+        cut = {name: np.split(part, ends[:-1]) for name, part in parts.items()}
+        made = tuple(Trial(*(cut[name][i] for name in Trial.__slots__)) for i in range(len(known)))
+        return cls(str(data["policy"]), known, made)
+
+
+def shifted_cases(
+    task: str, kinds: Sequence[str], least: float, most: float, count: int, first_seed: int
+) -> tuple[Case, ...]:
+    """`count` cases of a task, each under an offset of its own (`draw_offset`), the kinds in turn."""
+    return tuple(
+        Case(task, first_seed + n, draw_offset(kinds[n % len(kinds)], least, most, first_seed + n).name)
+        for n in range(count)
+    )
+
+
+def record_trials(
+    policy: Policy,
+    todo: Sequence[Case],
+    settings: Settings,
+    robots: Robots,
+    told: Callable[[int], None] = lambda trials: None,
+) -> Trials:
+    """Run the policy, knowing nothing of the shifts, on every case. told: after each, how many are done."""
+    known: list[Known] = []
+    made: list[Trial] = []
+    for row, trial in run_cases(policy, todo, settings, robots):
+        known.append(Known(row.task, row.seed, row.shift, row.success, len(trial.state)))
+        made.append(trial)
+        told(len(made))
+    return Trials(fingerprint(policy.model), tuple(known), tuple(made))

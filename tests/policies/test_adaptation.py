@@ -1,0 +1,221 @@
+"""Context encoders from trials: what a sample pairs, what is trained and what stays, and recovery over trials."""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from demonstrated import write_dataset
+from test_episodes import FakeRobot, fake_policy
+from test_policy_training import TINY
+
+from worldmodel import checkpoint
+from worldmodel.errors import UserError
+from worldmodel.fingerprint import fingerprint
+from worldmodel.optim import AdamW, Schedule
+from worldmodel.policies.adaptation import Adaptation, AdaptationRun, contexts
+from worldmodel.policies.context_encoder import ContextConfig
+from worldmodel.policies.demonstrations import Demonstrations
+from worldmodel.policies.episodes import Case, Robots, Row, Settings, Trial
+from worldmodel.policies.policy import Acting, Policy
+from worldmodel.policies.recovery import adapt, recovery
+from worldmodel.policies.shifts import parse_shift
+from worldmodel.policies.trials import Known, Trials, record_trials, shifted_cases
+from worldmodel.train import train
+from worldmodel.weights import read_tensors
+
+SHIFTS = ("actuation-bias:0.1,0,0", "encoder-offset:0,-0.1,0", "nominal", "latency:2")
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> tuple[Path, Path, Path]:
+    """Folders of demonstrations, of a policy with random weights and of trials with random content."""
+    root = tmp_path_factory.mktemp("adaptation")
+    data = write_dataset(root / "data", 6)
+    torch.manual_seed(0)
+    policy = Policy(TINY.build(Demonstrations(path=(data,)).read().interface), Acting(execute=2))
+    policy.save(root / "policy")
+    rng = np.random.default_rng(0)
+    made, known = [], []
+    for n in range(9):
+        moments = 3 + n % 3
+        image = rng.integers(0, 256, (moments, 2, 3, 32, 32), dtype=np.uint8)
+        numbers = rng.standard_normal((2, moments, 4)).astype(np.float32)
+        made.append(Trial(image, *numbers))
+        known.append(Known("go there", n, SHIFTS[n % 4], n == 2, moments))
+    Trials(fingerprint(policy.model), tuple(known), tuple(made)).save(root / "trials")
+    return data, root / "policy", root / "trials"
+
+
+def run_of(parts, out: Path, **changes) -> AdaptationRun:
+    data, policy, trials = parts
+    run = AdaptationRun(
+        policy=policy,
+        trials=(trials,),
+        demonstrations=Demonstrations(path=(data,), batch=8, validation=0.2),
+        model=ContextConfig(width=16, heads=2, depth=1),
+        hold_out=3,
+        optimizer=AdamW(lr=1e-2),
+        schedule=Schedule(shape="constant", warmup=1),
+        out=out,
+        steps=4,
+        ema=0.5,
+        validate=1,
+        validate_every=2,
+        save_every=2,
+        threads=1,
+    )
+    return replace(run, **changes)
+
+
+def test_a_sample_pairs_a_trial_with_a_demonstration_rewritten_for_its_shift(parts, tmp_path):
+    run = run_of(parts, tmp_path, demonstrations=Demonstrations(path=(parts[0],), batch=64, validation=0.2))
+    chunks, trials = run.batches, Trials.load(parts[2])
+    (clip,) = next(chunks.batches(0, 0, 1, 1))
+    action, seen, found = chunks.model.in_units(clip.x).numpy(), clip.control, set()
+    whole = contexts(chunks.model, list(trials.made))
+    for row in range(64):
+        index = next(i for i in range(9) if torch.equal(seen.trial.motion[row], whole.motion[i]))
+        assert index % 3, "a held-out trial is trained on"
+        shift = parse_shift(trials.known[index].shift)
+        matches = [
+            (e, t)
+            for e in chunks.training
+            for t in range(len(e))
+            if np.array_equal(shift.report(e.state[t]), seen.now.state[row].numpy())
+        ]
+        e, t = matches[0]
+        wanted, _ = shift.compensate(e.action, e.state)
+        wanted = wanted[np.minimum(t + np.arange(TINY.chunk), len(e) - 1)]
+        np.testing.assert_allclose(action[row], wanted, atol=1e-5)
+        found.add(trials.known[index].shift)
+    assert found == {"actuation-bias:0.1,0,0", "encoder-offset:0,-0.1,0", "nominal", "latency:2"}
+    halves = [next(chunks.batches(0, rank, 2, 2)) for rank in range(2)]
+    assert torch.equal(torch.cat([part.x for half in halves for part in half]), clip.x)
+    held_out = next(iter(chunks.validation_batches(1)))
+    indices = {
+        next(i for i in range(9) if torch.equal(motion, whole.motion[i])) for motion in held_out.control.trial.motion
+    }
+    assert indices <= {0, 3, 6}
+
+
+def test_training_moves_the_encoder_alone_and_goes_on_exactly(parts, tmp_path):
+    before = Policy.load(parts[1])
+    train(run_of(parts, tmp_path / "parts", steps=2))
+    stopped = train(run_of(parts, tmp_path / "parts"))
+    assert stopped == train(run_of(parts, tmp_path / "whole"))
+    names = read_tensors(checkpoint.steps(tmp_path / "whole")[-1] / "model.safetensors").keys()
+    assert names and all(name.startswith("encoder.") for name in names)
+    assert fingerprint(Policy.load(parts[1]).model) == fingerprint(before.model)
+    made = Adaptation.find(tmp_path / "whole", before)
+    trial = Trials.load(parts[2]).made[0]
+    token = made.token(before, trial)
+    assert token.shape == (16,) and made.context(token).shape == (TINY.dim,)
+    assert torch.equal(made.context(torch.zeros(16)), torch.zeros(TINY.dim))
+    torch.manual_seed(5)
+    with pytest.raises(UserError, match="trained for another policy"):
+        Adaptation.find(tmp_path / "whole", Policy(TINY.build(before.interface), Acting(execute=2)))
+
+
+def test_everything_that_does_not_fit_is_told_at_once(parts, tmp_path):
+    other = write_dataset(tmp_path / "other", 3, fps=10, task="stay")
+    trials = Trials.load(parts[2])
+    replace(trials, policy="0" * 32).save(tmp_path / "foreign")
+    run = run_of(parts, tmp_path / "run", trials=(tmp_path / "foreign",), hold_out=1,
+                 demonstrations=Demonstrations(path=(other,), shift="gain:1.1"))  # fmt: skip
+    with pytest.raises(UserError) as caught:
+        train(run)
+    for said in (
+        "fps: the policy has 20.0",
+        "does not know stay",
+        "trials of another policy",
+        "must be nominal",
+        "hold_out",
+    ):
+        assert said in str(caught.value)
+
+
+def test_trials_are_read_back_and_checked(parts, tmp_path):
+    trials = Trials.load(parts[2])
+    trials.save(tmp_path / "copy")
+    again = Trials.load(tmp_path / "copy")
+    assert again.known == trials.known and again.policy == trials.policy
+    for one, other in zip(trials.made, again.made, strict=True):
+        for name in ("image", "state", "action"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    path = tmp_path / "copy" / "trials.json"
+    for change, said in (
+        (lambda d: d["trials"][0].update(moments=4), "must have 35 rows|must have 36 rows|must have 37 rows"),
+        (lambda d: d["trials"][0].update(shift="x"), "no shift 'x'"),
+        (lambda d: d.update(trials=[]), "not empty"),
+    ):
+        trials.save(tmp_path / "copy")
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+        with pytest.raises(UserError, match=said):
+            Trials.load(tmp_path / "copy")
+
+
+def test_recorded_trials_know_their_shift_and_outcome():
+    policy = fake_policy()
+    todo = shifted_cases("go", ["actuation-bias", "encoder-offset"], 0.1, 0.2, 6, 10)
+    assert [case.shift.split(":")[0] for case in todo] == ["actuation-bias", "encoder-offset"] * 3
+    assert len({case.shift for case in todo}) == 6
+    with closing(Robots(policy.interface, lambda task, _: FakeRobot(task))) as robots:
+        made = record_trials(policy, todo, Settings(horizon=5), robots)
+    assert [(k.task, k.seed, k.shift) for k in made.known] == [(c.task, c.seed, c.shift) for c in todo]
+    assert all(known.moments == len(trial.state) == 3 for known, trial in zip(made.known, made.made, strict=True))
+    assert made.policy == fingerprint(policy.model)
+
+
+class Telling:
+    """An adaptation whose tokens say how often they were made, and whose context is the token."""
+
+    def __init__(self) -> None:
+        self.heard: list[float] = []
+
+    def token(self, policy: Policy, trial: Trial) -> torch.Tensor:
+        return torch.ones(16)
+
+    def context(self, token: torch.Tensor) -> torch.Tensor:
+        self.heard.append(float(token[0]))
+        return token
+
+
+@pytest.mark.parametrize(("way", "wanted"), [("sum", [1.0, 2.0, 3.0]), ("mean", [1.0, 1.0, 1.0])])
+def test_every_failed_trial_adds_its_token_and_no_other_does(way, wanted, monkeypatch):
+    policy, telling = fake_policy(), Telling()
+    todo = [Case("go", 1), Case("go", 2)]
+    seen = []
+
+    def fake_run(policy, todo, settings, robots, start, contexts):
+        seen.append((start, [case.seed for case in todo], [c is not None for c in contexts]))
+        for number, case in enumerate(todo):
+            yield Row(case.task, case.seed, case.shift, number == 1, 0.0, 1, None), None
+
+    monkeypatch.setattr("worldmodel.policies.recovery.run_cases", fake_run)
+    with closing(Robots(policy.interface, lambda task, _: FakeRobot(task))) as robots:
+        rows = adapt(policy, telling, todo, Settings(), robots, 3, way)
+    assert len(rows) == 4 and telling.heard == wanted
+    assert [known for _, _, known in seen] == [[False, False]] + [[True, False]] * 3
+    assert [start for start, _, _ in seen] == [0, 2, 4, 6]
+    assert len({seed for _, seeds, _ in seen for seed in seeds}) == 8
+
+
+def outcomes(*successes: bool) -> list[Row]:
+    return [Row("go", n, "nominal", bool(s), 0.0, 1, None) for n, s in enumerate(successes)]
+
+
+def test_recovery_is_the_share_of_the_lost_success_that_comes_back():
+    nominal, shifted = outcomes(*[1] * 18, 0, 0), outcomes(*[1] * 2, *[0] * 18)
+    found = recovery(nominal, shifted, outcomes(*[1] * 14, *[0] * 6))
+    assert found.value == pytest.approx((14 - 2) / (18 - 2)) and found.n == 20
+    assert found.interval[0] < found.value < found.interval[1] <= 1.5
+    assert recovery(nominal, shifted, nominal).interval == (1.0, 1.0)
+    assert recovery(nominal, shifted, shifted).interval == (0.0, 0.0)
+    with pytest.raises(ValueError, match="nothing to recover"):
+        recovery(shifted, nominal, nominal)
