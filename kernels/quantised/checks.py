@@ -47,14 +47,16 @@ def _attend(rows: tuple[int, int], heads: tuple[int, int], queries: int, pages: 
         assert k.mean is not None
         return q, k.codes, k.scale, k.mean, v.codes, v.scale
 
-    def look(q: Tensor, k: Tensor, k_scale: Tensor, mean: Tensor, v: Tensor, v_scale: Tensor) -> tuple[Any, ...]:
-        return q, Quantised(k, k_scale, mean, page), Quantised(v, v_scale, None, page)
+    def look(q: Tensor, k: Tensor, k_scale: Tensor, mean: Tensor, v: Tensor, v_scale: Tensor) -> Look:
+        keys, values = Quantised(k, k_scale, mean, page), Quantised(v, v_scale, None, page)
+        return Look(q, keys, values, valid, head**-0.5)
 
     def ours(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return ATTEND(Look(*look(*inputs), valid, head**-0.5), "triton")
+        return ATTEND(look(*inputs), "triton")
 
     def right(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return reference.attend(*look(*inputs), valid, head**-0.5)
+        call = look(*inputs)
+        return reference.attend(call.q, call.keys, call.values, call.valid, call.scale)
 
     name = f"attend {kind} {queries} queries, {pages} pages of {page}, head {head} x{scale:g}"
     return Case(name, make, ours, right, quick=quick)

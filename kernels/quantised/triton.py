@@ -117,7 +117,7 @@ def tiles(width: int, page: int, itemsize: int) -> tuple[int, int, int]:
     """BM, BN and warps of `attend_kernel`. itemsize: bytes of a query's number."""
     if itemsize > 2:
         return 32, 32, 4
-    return 64, max(16, min(32 if width > 64 else 64, triton.next_power_of_2(page))), 4 if width <= 64 else 8
+    return 64, max(16, min(32, triton.next_power_of_2(page))), 4 if width <= 64 else 8
 
 
 def quantise(x: Tensor, page: int, fp8: bool, smooth: bool) -> tuple[Tensor, Tensor, Tensor]:
