@@ -14,6 +14,7 @@ from worldmodel.errors import UserError
 from worldmodel.estimate import Workload, estimate, print_estimate
 from worldmodel.frechet.distance import Frechet
 from worldmodel.frechet.population import Average, Queue
+from worldmodel.kernels import backend
 from worldmodel.memory import FullConfig, LactConfig, SlowFastConfig, WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
@@ -26,6 +27,14 @@ from worldmodel.objectives.pushforward import Pushforward, PushforwardObjective
 from worldmodel.objectives.self_forcing import SelfForcing, Teacher
 from worldmodel.rollout_footprint import EIGENVALUES
 from worldmodel.sampler import Euler, Pipelined
+
+
+@pytest.fixture(autouse=True)
+def general_way():
+    """What is estimated is the transformer on any device; passes without gradients on a CPU take less."""
+    with backend.using("reference"):
+        yield
+
 
 CFG = DiTConfig(**SIZES)
 WINDOW = StreamConfig(memory=WindowConfig(ring=4), sampler=Euler(steps=3, guidance=1.5))

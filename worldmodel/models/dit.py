@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -29,6 +28,7 @@ from worldmodel.memory.lact import Written
 from worldmodel.state import State
 
 from .clip_view import ClipView, check_chunks, view_clip
+from .cpu_pass import CpuPass, serves
 from .fast_layer import FastConfig, FastLayer, Turn
 from .layers import Block, BlockConfig, QKNorm
 from .rope import Rope3D
@@ -117,6 +117,7 @@ class Prepared:
     text: tuple[tuple[Tensor, Tensor], ...] | None  # per layer
     last: Tensor | None = None  # [B, C, H, W] the frame before the first
     turns: tuple[Turn, ...] | None = None  # of a clip's chunks, with fast weights
+    cpu: CpuPass | None = None  # the blocks of a stream on a CPU
 
 
 class DiT(nn.Module):
@@ -203,16 +204,18 @@ class DiT(nn.Module):
         copies = control.batch // state.batch
         frames = state.frame.repeat(copies)[:, None] + torch.arange(control.length, device=state.frame.device)
         past = state.memory.context(state.frame, self.rope)
-        inside = self._block_causal(control.length, past.valid.device)
-        n = self.cfg.geometry.tokens
-        seen = past.valid.repeat(copies, 1)[:, None, None, :].expand(-1, 1, control.length * n, -1)
-        here = inside[None, None].expand(control.batch, 1, -1, -1)
+        seen = self._seen(past, copies, control.length)
         last = None if state.last is None else state.last.repeat(copies, *(1,) * (state.last.ndim - 1))
-        return replace(self._prepare(control, frames, past, torch.cat((seen, here), -1)), last=last)
+        prepared = replace(self._prepare(control, frames, past, seen), last=last)
+        if not serves(self.blocks, past):
+            return prepared
+        cos, sin = (part[:, 0] for part in prepared.rope)
+        blocks = cast(list[Block], list(self.blocks))
+        return replace(prepared, cpu=CpuPass.of(blocks, (cos, sin), past, copies, seen))
 
     def velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
         """Velocity [B, F, C, H, W] of noisy frames x_t [B, F, C, H, W] at flow times t [B, F]. Writes nothing."""
-        return self._run(x_t, t, prepared)[0]
+        return self._run(x_t, t, prepared)
 
     def remember(self, chunk: Chunk, state: State, time: float = 0.0) -> Memory:
         """The memory after a finished chunk: one pass at flow time `time` whose keys and values are stored.
@@ -221,10 +224,10 @@ class DiT(nn.Module):
         """
         prepared = self.prepare(chunk.control, state)
         t = torch.full(chunk.x.shape[:2], time, device=chunk.x.device)
-        _, keys, values, written = self._run(chunk.x, t, prepared, keep=True)
+        keys, values, written = self._kept(chunk.x, t, prepared)
         order = torch.arange(chunk.x.shape[1], device=chunk.x.device)
         keep = (order < chunk.executed[:, None]) & state.active[:, None]
-        memory = state.memory.append(torch.stack(keys), torch.stack(values), chunk.start, keep, self.rope)
+        memory = state.memory.append(keys, values, chunk.start, keep, self.rope)
         if isinstance(memory, LactMemory) and self.cfg.fast is not None:
             memory = memory.learn(self._initial(), _stack(written), keep, self.cfg.fast.muon)
         return memory
@@ -254,7 +257,7 @@ class DiT(nn.Module):
         if history is None:
             prepared = self._prepare(control, frames, None, None)
             seen = self._clip_view(memory, length, made, None, self._features(x_t, t, prepared, memory))
-            return self._run(x_t, t, replace(prepared, seen=seen.spans, turns=seen.turns))[0]
+            return self._run(x_t, t, replace(prepared, seen=seen.spans, turns=seen.turns))
         past = history[0].shape[1]
         both = torch.cat((order[:past], order[length - made :]))
         now = control.frames(length - made, length)
@@ -265,7 +268,7 @@ class DiT(nn.Module):
         seen = self._clip_view(memory, length, made, past, self._features(*history, prepared, memory))
         prepared = replace(prepared, seen=seen.spans, turns=seen.turns)
         x = torch.cat((history[0], x_t), 1)
-        return self._run(x, torch.cat((history[1], t), 1), prepared, anchors=torch.cat(before, 1))[0][:, past:]
+        return self._run(x, torch.cat((history[1], t), 1), prepared, anchors=torch.cat(before, 1))[:, past:]
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -274,10 +277,16 @@ class DiT(nn.Module):
         layers = [cast(FastLayer, cast(Block, block).fast).initial for block in self.blocks]
         return FastWeights(*(torch.stack(each)[:, None] for each in zip(*layers, strict=True)))
 
-    def _block_causal(self, frames: int, device: torch.device) -> Tensor:
-        size = check_chunks(frames, self.cfg.chunk) * self.cfg.geometry.tokens
-        chunk = torch.arange(frames * self.cfg.geometry.tokens, device=device) // size
-        return chunk[:, None] >= chunk[None]
+    def _seen(self, past: Context, copies: int, frames: int) -> Tensor | None:
+        """Which of [past, frames] every token looks at: what is there of the past, its own chunk and those before."""
+        check_chunks(frames, self.cfg.chunk)
+        device, tokens = past.valid.device, frames * self.cfg.geometry.tokens
+        if device.type == "cpu" and frames == self.cfg.chunk and past.valid.all():  # a GPU would have to be waited for
+            return None
+        seen = past.valid.repeat(copies, 1)[:, None, None, :].expand(-1, 1, tokens, -1)
+        chunk = torch.arange(tokens, device=device) // (self.cfg.chunk * self.cfg.geometry.tokens)
+        here = (chunk[:, None] >= chunk).expand(seen.shape[0], 1, -1, -1)
+        return torch.cat((seen, here), -1)
 
     def _prepare(self, control: ActionControl, frames: Tensor, past: Context | None, seen: Seen) -> Prepared:
         action = modulation = text = None
@@ -298,6 +307,8 @@ class DiT(nn.Module):
     def _anchors(self, x: Tensor, last: Tensor | None, after: bool = False) -> Tensor:
         """For every frame of x [B, F, ...], the last frame before its chunk; `after` adds those of one chunk more."""
         first = torch.zeros_like(x[:, :1]) if last is None else last[:, None].to(x.dtype)
+        if x.shape[1] == self.cfg.chunk and not after:
+            return first.expand_as(x)
         ends = torch.cat((first, x[:, self.cfg.chunk - 1 :: self.cfg.chunk]), 1)
         return (ends if after else ends[:, :-1]).repeat_interleave(self.cfg.chunk, 1)
 
@@ -306,7 +317,7 @@ class DiT(nn.Module):
         p = self.cfg.patch
         if self.cfg.anchor:
             x = torch.cat((x, self._anchors(x, prepared.last) if anchors is None else anchors), 2)
-        h = self.patch_in(rearrange(x, "b f c (i p) (j q) -> b f (i j) (c p q)", p=p, q=p))
+        h = self.patch_in(F.pixel_unshuffle(x, p).flatten(3).transpose(2, 3))  # channels of a token: c p q
         if self.cfg.learned_position:
             h = h + self.position
         e = self.time(flow.embed_time(t, self.cfg.time_width).to(h.dtype))
@@ -331,11 +342,27 @@ class DiT(nn.Module):
         h, e, shared = self._embed(x, t, replace(prepared, action=action, modulation=modulation), None)
         return mean_keys(cast(Block, block).keys(h, e, shared), self.cfg.geometry.tokens)
 
-    def _run(
-        self, x: Tensor, t: Tensor, prepared: Prepared, keep: bool = False, anchors: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Written]]:
-        """The velocity and, with `keep`, what every layer has for the memory, which checkpointing could not free."""
+    def _run(self, x: Tensor, t: Tensor, prepared: Prepared, anchors: Tensor | None = None) -> Tensor:
+        """The velocity."""
         h, e, shared = self._embed(x, t, prepared, anchors)
+        h = self._layers(h, e, shared, prepared)[0] if prepared.cpu is None else prepared.cpu(h, e, shared)
+        shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
+        out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
+        return F.pixel_shuffle(out.transpose(2, 3).unflatten(3, self.cfg.grid), self.cfg.patch)
+
+    def _kept(self, x: Tensor, t: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, list[Written]]:
+        """What the memory takes: keys (not rotated) and values [L, B, h, F * n, D / h], and for fast weights."""
+        h, e, shared = self._embed(x, t, prepared, None)
+        if prepared.cpu is not None:
+            return *prepared.cpu.kept(h, e, shared), []
+        _, keys, values, written = self._layers(h, e, shared, prepared, keep=True)
+        return torch.stack(keys), torch.stack(values), written
+
+    def _layers(
+        self, h: Tensor, e: Tensor, shared: Tensor, prepared: Prepared, keep: bool = False
+    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Written]]:
+        """The tokens after all blocks and, with `keep`, what every layer has for the memory, which checkpointing could
+        not free."""
         keys, values, written = [], [], []
         for i, block in enumerate(self.blocks):
             past = None if prepared.past is None else (prepared.past.keys[i], prepared.past.values[i])
@@ -353,12 +380,7 @@ class DiT(nn.Module):
                 keys.append(k)
                 values.append(v)
                 written.append(w)
-
-        shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
-        out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
-        (rows, columns), p = self.cfg.grid, self.cfg.patch
-        out = rearrange(out, "b f (i j) (c p q) -> b f c (i p) (j q)", i=rows, j=columns, p=p, q=p)
-        return out, keys, values, written
+        return h, keys, values, written
 
 
 def _stack(layers: list[Written]) -> Written:

@@ -14,6 +14,7 @@ from worldmodel.kernels.rope import Pairing, rotate
 from worldmodel.memory.lact import Written
 
 from .fast_layer import FastConfig, FastLayer, Turn
+from .packed import PackedLinear
 
 QKNorm = Literal["head", "across_heads"]
 
@@ -40,8 +41,8 @@ class Mlp(nn.Module):
     def __init__(self, cfg: BlockConfig) -> None:
         super().__init__()
         self.gated = cfg.mlp == "swiglu"
-        self.up = nn.Linear(cfg.dim, cfg.hidden * (2 if self.gated else 1))
-        self.down = nn.Linear(cfg.hidden, cfg.dim)
+        self.up = PackedLinear(cfg.dim, cfg.hidden * (2 if self.gated else 1))
+        self.down = PackedLinear(cfg.hidden, cfg.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gated:
@@ -95,7 +96,7 @@ class Block(nn.Module):
     def __init__(self, cfg: BlockConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.qkv, self.out = nn.Linear(cfg.dim, 3 * cfg.dim), nn.Linear(cfg.dim, cfg.dim)
+        self.qkv, self.out = PackedLinear(cfg.dim, 3 * cfg.dim), PackedLinear(cfg.dim, cfg.dim)
         self.norm_q, self.norm_k = QKRMSNorm(cfg), QKRMSNorm(cfg)
         self.fast = None if cfg.fast is None else FastLayer(cfg.fast, cfg.dim, cfg.eps)
         self.cross = CrossAttention(cfg) if cfg.text else None

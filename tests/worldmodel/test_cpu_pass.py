@@ -1,0 +1,125 @@
+"""The few-operations way through the blocks equals the general one; reordered weights follow the weights."""
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import close, small_clip, small_dit
+from torch import nn
+from torch.nn import functional as F
+
+from worldmodel.kernels import backend
+from worldmodel.memory import FullConfig, SlowFastConfig, WindowConfig
+from worldmodel.models.packed import FEWEST_ROWS, PackedLinear, product
+from worldmodel.rollout import join, replay, rollout, start
+from worldmodel.sampler import Euler
+
+SEEDS = torch.tensor([3, 4])
+STYLES = [{}, {"rank": 3}, {"qk_norm": "across_heads", "pairing": "interleaved", "rank": 0}, {"mlp": "swiglu"}]
+STYLES += [{"anchor": True, "pairing": "interleaved"}]
+
+
+def shaken(style):
+    """A small model in which every parameter matters: norms' weights and tables are not ones and zeros."""
+    model = small_dit(**style)
+    rng = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.data += 0.2 * torch.randn(p.shape, generator=rng)
+    return model
+
+
+def both_ways(model, control, state, call):
+    """What a call on a prepared chunk gives on the CPU's way, and on the general way."""
+    prepared = model.prepare(control, state)
+    assert prepared.cpu is not None
+    return call(prepared), call(replace(prepared, cpu=None))
+
+
+@pytest.mark.parametrize("style", STYLES, ids=str)
+@pytest.mark.parametrize("memory", [WindowConfig(sink=1, ring=4), FullConfig(), SlowFastConfig(fast=4)], ids=str)
+@torch.no_grad()
+def test_velocity_and_what_is_remembered_equal_the_general_way(memory, style):
+    model = shaken(style)
+    clip = small_clip(model)
+    size = model.chunk
+    for given in (size, 3 * size):  # a memory with empty places, and a full one
+        state = start(model, memory, SEEDS, clip.frames(0, given))
+        part = slice(given, given + size)
+        x, control = clip.x[:, part], clip.control.frames(part.start, part.stop)
+        t = torch.tensor([[0.3] * size, [0.8] * size])
+        fast, general = both_ways(model, control, state, lambda p: model.velocity(x, t, p))  # noqa: B023
+        close(fast, general, 2e-6)
+        fast, general = both_ways(model, control, state, lambda p: model._kept(x, t, p))  # noqa: B023
+        close(fast[0], general[0], 2e-6)
+        close(fast[1], general[1], 2e-6)
+
+
+@torch.no_grad()
+def test_several_chunks_and_several_choices_at_once():
+    """Two chunks in flight see each other block-causally; four rows read the memory of two."""
+    model = shaken({"rank": 3})
+    clip = small_clip(model)
+    k = model.chunk
+    state = start(model, WindowConfig(ring=2 * k), SEEDS, clip.frames(0, k))
+    control = clip.control.frames(k, 3 * k).select(torch.tensor([0, 1, 1, 0]))
+    x, t = clip.x[[0, 1, 1, 0], k : 3 * k], torch.rand(4, 2 * k, generator=torch.Generator().manual_seed(1))
+    fast, general = both_ways(model, control, state, lambda p: model.velocity(x, t, p))
+    close(fast, general, 2e-6)
+
+
+@torch.no_grad()
+def test_a_chunk_may_be_evaluated_again():
+    """Buffers that a call writes hold nothing over to the next."""
+    model = shaken({})
+    clip = small_clip(model)
+    prepared = model.prepare(clip.control.frames(0, model.chunk), start(model, WindowConfig(ring=4), SEEDS))
+    x, t = clip.x[:, : model.chunk], torch.full((2, model.chunk), 0.5)
+    first = model.velocity(x, t, prepared)
+    model.velocity(2 * x, t, prepared)
+    assert torch.equal(model.velocity(x, t, prepared), first)
+
+
+def test_training_text_fast_weights_and_named_backends_go_the_general_way():
+    model = shaken({})
+    control = small_clip(model).control.frames(0, model.chunk)
+    state = start(model, WindowConfig(ring=4), SEEDS)
+    assert model.prepare(control, state).cpu is None  # with gradients
+    with torch.no_grad(), backend.using("reference"):
+        assert model.prepare(control, state).cpu is None
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@torch.no_grad()
+def test_a_reordered_weight_is_that_of_now(gelu):
+    layer, x = PackedLinear(24, 40), torch.randn(2, FEWEST_ROWS, 24)
+
+    def wanted():
+        y = F.linear(x.double(), layer.weight.double(), layer.bias.double())
+        return (F.gelu(y, approximate="tanh") if gelu else y).float()
+
+    close(product(layer, 2 * FEWEST_ROWS, gelu)(x), wanted(), 2e-6)
+    assert layer.packed() is layer.packed()
+    layer.weight.mul_(-2)  # an optimizer's step
+    close(product(layer, 2 * FEWEST_ROWS, gelu)(x), wanted(), 2e-6)
+    layer.weight = nn.Parameter(torch.randn(40, 24))
+    close(product(layer, 2 * FEWEST_ROWS, gelu)(x), wanted(), 2e-6)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        other.weight.mul_(3)
+        close(product(other, 2 * FEWEST_ROWS)(x), F.linear(x, other.weight, other.bias), 2e-6)
+    assert set(layer.state_dict()) == {"weight", "bias"}
+
+
+@torch.no_grad()
+def test_a_stream_is_the_general_way_s_stream():
+    """Sampling with guidance and remembering, chunk after chunk."""
+    model, sampler = shaken({"rank": 3}), Euler(steps=3, guidance=1.5)
+    clip = small_clip(model)
+
+    def made(name):
+        with backend.using(name):
+            state = start(model, WindowConfig(ring=4), SEEDS)
+            return join(rollout(model, replay(clip.control, model.chunk), sampler, state))
+
+    close(made("auto"), made("reference"), 1e-5)
