@@ -17,6 +17,7 @@ from . import peers, reference
 from .reference import Segment
 
 HEADS = (16, 32, 64, 128)  # sizes of a head that the Triton kernels are made for
+GRID = 65535  # programs along the second axis of a launch
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -80,8 +81,11 @@ def _check(q: Tensor, segments: Sequence[Segment]) -> None:
 
 
 def _types(call: Attention) -> tuple[str, ...]:
-    kinds = {x.dtype for x in call.tensors}
-    return () if len(kinds) == 1 else (f"types differ: {', '.join(sorted(map(str, kinds)))}",)
+    kind = call.q.dtype
+    for s in call.segments:
+        if s.keys.dtype != kind or s.values.dtype != kind:
+            return (f"types differ: {', '.join(sorted({str(x.dtype) for x in call.tensors}))}",)
+    return ()
 
 
 def _triton_reasons(call: Attention) -> tuple[str, ...]:
@@ -92,8 +96,10 @@ def _triton_reasons(call: Attention) -> tuple[str, ...]:
         found.append(f"head size {head} is none of {', '.join(map(str, HEADS))}")
     if any(x.stride(3) != 1 for x in call.tensors):
         found.append("the last axis of queries, keys or values is not contiguous")
-    if any(x.shape[2] * x.stride(2) >= 2**31 for x in call.tensors):
-        found.append("a head's tokens span 2^31 numbers or more")
+    if any(x.shape[2] * x.stride(2) >= 2**31 for x in call.tensors) or call.q.shape[1:].numel() >= 2**31:
+        found.append("the tokens of a row or of a head span 2^31 numbers or more")
+    if call.q.shape[0] * call.q.shape[1] > GRID:
+        found.append(f"{call.q.shape[0]} rows of {call.q.shape[1]} heads are more than {GRID}")
     return tuple(found)
 
 

@@ -22,24 +22,30 @@ def together(q: Tensor, segments: Sequence[Segment], pairing: Pairing) -> tuple[
     keys, values, masks = [], [], []
     masked, chunked = any(s.valid is not None for s in segments), any(s.chunk for s in segments)
     for s in segments:
-        k, v, length = s.keys, s.values, s.keys.shape[2]
+        k, v = s.keys, s.values
         if s.turn is not None:
             cos, sin = (t[:, None, None] for t in s.turn)
             k = rotate(k, (cos, -sin), pairing)
-        there = torch.ones(1, length, dtype=torch.bool, device=q.device)
         if s.valid is not None:
-            there = s.valid.repeat_interleave(length // max(1, s.valid.shape[1]), 1)
-            k, v = (x.masked_fill(~there[:, None, :, None], 0) for x in (k, v))  # a mask does not stop NaN
+            gone = ~_tokens(s)[:, None, :, None]
+            k, v = k.masked_fill(gone, 0), v.masked_fill(gone, 0)  # a mask does not stop NaN
         if masked or chunked:
-            there = _to_rows(there, q)[:, None, None]
+            there = _to_rows(_tokens(s), q)[:, None, None]
             if s.chunk:
-                there = there & sees(q.shape[2], length, s.chunk, q.device)
+                there = there & sees(q.shape[2], k.shape[2], s.chunk, q.device)
             masks.append(there.expand(-1, 1, q.shape[2], -1) if chunked else there)
         keys.append(_to_rows(k, q))
         values.append(_to_rows(v, q))
     if len(segments) == 1:
         return keys[0], values[0], masks[0] if masks else None
     return torch.cat(keys, 2), torch.cat(values, 2), torch.cat(masks, 3) if masks else None
+
+
+def _tokens(s: Segment) -> Tensor:
+    """Which keys of a segment are there, [P, N] bool."""
+    if s.valid is None:
+        return torch.ones(s.keys.shape[0], s.keys.shape[2], dtype=torch.bool, device=s.keys.device)
+    return s.valid.repeat_interleave(s.keys.shape[2] // max(1, s.valid.shape[1]), 1)
 
 
 def _to_rows(x: Tensor, q: Tensor) -> Tensor:

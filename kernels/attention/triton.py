@@ -87,7 +87,8 @@ def forward_kernel(
         k_base, v_base = keys[s] + p * k_b[s] + h // group * k_h[s], values[s] + p * v_b[s] + h // group * v_h[s]
         end = lengths[s]
         if chunks[s] is not None:
-            end = tl.minimum(end, ((tl.program_id(0) * BM + BM - 1) // chunks[s] + 1) * chunks[s])
+            limit = (i // chunks[s] + 1) * chunks[s]  # of the keys that a query sees
+            end = tl.minimum(end, tl.max(limit, 0))
         for start in range(0, end, BN):
             j = start + tl.arange(0, BN)
             there = j < lengths[s]
@@ -97,7 +98,7 @@ def forward_kernel(
             logit = tl.dot(x, k, input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
             seen = there[None, :]
             if chunks[s] is not None:
-                seen = seen & (j[None, :] // chunks[s] <= i[:, None] // chunks[s])
+                seen = seen & (j[None, :] < limit[:, None])
             logit = tl.where(seen, logit, float("-inf"))
             new = tl.maximum(top, tl.max(logit, 1))
             safe = tl.where(new == float("-inf"), 0.0, new)  # as long as nothing was there
@@ -151,7 +152,8 @@ def queries_kernel(
             acc = _turned(acc, cos[s], sin[s], p * turn_b[s], False, D, INTERLEAVED, ACC)
         end = lengths[s]
         if chunks[s] is not None:
-            end = tl.minimum(end, ((tl.program_id(0) * BM + BM - 1) // chunks[s] + 1) * chunks[s])
+            limit = (i // chunks[s] + 1) * chunks[s]  # of the keys that a query sees
+            end = tl.minimum(end, tl.max(limit, 0))
         for start in range(0, end, BN):
             j = start + tl.arange(0, BN)
             there = j < lengths[s]
@@ -162,7 +164,7 @@ def queries_kernel(
             logit = tl.dot(x, tl.trans(k), input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
             seen = there[None, :]
             if chunks[s] is not None:
-                seen = seen & (j[None, :] // chunks[s] <= i[:, None] // chunks[s])
+                seen = seen & (j[None, :] < limit[:, None])
             weight = tl.exp2(tl.where(seen, logit, float("-inf")) - bits[:, None])
             dweight = tl.dot(do, tl.trans(v), input_precision="ieee", out_dtype=ACC)
             dlogit = weight * (dweight - slope[:, None])
@@ -212,7 +214,7 @@ def keys_kernel(
             logit = tl.dot(kt, tl.trans(x), input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
             seen = there[:, None] & here[None, :]
             if chunk is not None:
-                seen = seen & (j[:, None] // chunk <= i[None, :] // chunk)
+                seen = seen & (i[None, :] >= j[:, None] // chunk * chunk)
             weight = tl.exp2(tl.where(seen, logit, float("-inf")) - bits[None, :])
             dv_acc = tl.dot(weight.to(do.dtype), do, dv_acc, input_precision="ieee", out_dtype=ACC)
             dweight = tl.dot(vt, tl.trans(do), input_precision="ieee", out_dtype=ACC)
