@@ -31,7 +31,7 @@ class WrongGradient(torch.autograd.Function):
         return x * x * w
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, w = ctx.saved_tensors
         return 2 * x * w * grad, x * grad  # the second should have x^2
 

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from worldmodel import flow
 from worldmodel.chunk import ActionControl, Chunk
 from worldmodel.errors import UserError
-from worldmodel.kernels.attention import Seen
+from worldmodel.kernels import backend
+from worldmodel.kernels.attention import Seen, Visible
 from worldmodel.kernels.fast_weight import FastWeights
 from worldmodel.kernels.modulate import modulate
 from worldmodel.kernels.rope import Pairing
@@ -204,14 +205,16 @@ class DiT(nn.Module):
         copies = control.batch // state.batch
         frames = state.frame.repeat(copies)[:, None] + torch.arange(control.length, device=state.frame.device)
         past = state.memory.context(state.frame, self.rope)
-        seen = self._seen(past, copies, control.length)
+        by_mask = past.valid.device.type == "cpu" and backend.setting() == "auto"  # made once per chunk
+        mask = self._mask(past, copies, control.length) if by_mask else None
+        seen = mask if by_mask else self._visible(past, control.length)
         last = None if state.last is None else state.last.repeat(copies, *(1,) * (state.last.ndim - 1))
         prepared = replace(self._prepare(control, frames, past, seen), last=last)
         if not serves(self.blocks, past):
             return prepared
         cos, sin = (part[:, 0] for part in prepared.rope)
         blocks = cast(list[Block], list(self.blocks))
-        return replace(prepared, cpu=CpuPass.of(blocks, (cos, sin), past, copies, seen))
+        return replace(prepared, cpu=CpuPass.of(blocks, (cos, sin), past, copies, mask))
 
     def velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
         """Velocity [B, F, C, H, W] of noisy frames x_t [B, F, C, H, W] at flow times t [B, F]. Writes nothing."""
@@ -277,7 +280,12 @@ class DiT(nn.Module):
         layers = [cast(FastLayer, cast(Block, block).fast).initial for block in self.blocks]
         return FastWeights(*(torch.stack(each)[:, None] for each in zip(*layers, strict=True)))
 
-    def _seen(self, past: Context, copies: int, frames: int) -> Tensor | None:
+    def _visible(self, past: Context, frames: int) -> Visible:
+        """The same as `_mask` for the kernels of attention, which read the past where it lies."""
+        size = check_chunks(frames, self.cfg.chunk) * self.cfg.geometry.tokens
+        return Visible(past.valid, size if frames > self.cfg.chunk else 0)
+
+    def _mask(self, past: Context, copies: int, frames: int) -> Tensor | None:
         """Which of [past, frames] every token looks at: what is there of the past, its own chunk and those before."""
         check_chunks(frames, self.cfg.chunk)
         device, tokens = past.valid.device, frames * self.cfg.geometry.tokens
