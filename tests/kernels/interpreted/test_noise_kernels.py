@@ -24,7 +24,7 @@ def words_kernel(seed_pointer, counter_pointer, out_pointer, N: tl.constexpr):
 @triton.jit
 def cos_sin_kernel(word_pointer, out_pointer, N: tl.constexpr):
     i = tl.arange(0, N)
-    cos, sin = _cos_sin(tl.load(word_pointer + i).to(tl.uint32))
+    cos, sin = _cos_sin(tl.load(word_pointer + i).to(tl.uint32))  # pyright: ignore[reportGeneralTypeIssues]
     tl.store(out_pointer + i, cos)
     tl.store(out_pointer + N + i, sin)
 
