@@ -81,13 +81,32 @@ def test_a_chunk_may_be_evaluated_again():
     assert torch.equal(model.velocity(x, t, prepared), first)
 
 
-def test_training_text_fast_weights_and_named_backends_go_the_general_way():
+def test_training_and_named_backends_go_the_general_way():
     model = shaken({})
     control = small_clip(model).control.frames(0, model.chunk)
     state = start(model, WindowConfig(ring=4), SEEDS)
     assert model.prepare(control, state).cpu is None  # with gradients
     with torch.no_grad(), backend.using("reference"):
         assert model.prepare(control, state).cpu is None
+
+
+def test_a_call_with_gradients_has_them_whatever_prepared_it():
+    """A chunk prepared without gradients and evaluated with them: those of the general way."""
+    model = shaken({"rank": 3})
+    clip, k = small_clip(model), model.chunk
+    with torch.no_grad():
+        state = start(model, WindowConfig(ring=4), SEEDS, clip.frames(0, k))
+        prepared = model.prepare(clip.control.frames(k, 2 * k), state)
+    x, t = clip.x[:, k : 2 * k], torch.full((2, k), 0.5)
+    grads = []
+    for way in (prepared, replace(prepared, cpu=None)):
+        given = x.clone().requires_grad_()
+        model.velocity(given, t, way).square().sum().backward()
+        assert given.grad is not None
+        grads.append(given.grad)
+    assert prepared.cpu is not None
+    assert torch.equal(grads[0], grads[1])
+    assert grads[0].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("gelu", [False, True])

@@ -32,7 +32,7 @@ from worldmodel.sampler import Euler, Pipelined
 @pytest.fixture(autouse=True)
 def general_way():
     """What is estimated is the transformer on any device; passes without gradients on a CPU take less."""
-    with backend.using("reference"):
+    with backend.using("sdpa"):
         yield
 
 

@@ -12,6 +12,7 @@ width.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +75,40 @@ class Modulations:
 
 
 @dataclass(frozen=True, slots=True)
+class Weights:
+    """What depends on weights alone, and on how many rows are multiplied with them."""
+
+    key: tuple[object, ...]  # the rows, and address and version of every weight
+    products: list[tuple[Product, Product, Product, Product]]  # per layer: qkv, out, up, down
+    norms: Tensor  # of queries and keys, [L, 1, 1, 2, h or 1, d]
+    modulations: Modulations
+
+    @classmethod
+    def of(cls, modules: nn.ModuleList, rows: int) -> "Weights":
+        """Those of now: made at the first call, and again after a weight has changed."""
+        key = rows, *((p.data_ptr(), p._version) for p in modules.parameters())
+        found = _WEIGHTS.get(modules)
+        if found is None or found.key != key:
+            found = _WEIGHTS[modules] = cls._made(cast("list[Block]", list(modules)), rows, key)
+        return found
+
+    @classmethod
+    def _made(cls, blocks: "list[Block]", rows: int, key: tuple[object, ...]) -> "Weights":
+        cfg = blocks[0].cfg
+        norms = torch.stack([torch.stack((b.norm_q.weight, b.norm_k.weight)) for b in blocks])
+        products = [
+            (product(b.qkv, rows), product(b.out, rows), product(b.mlp.up, rows, cfg.mlp == "gelu"),
+             product(b.mlp.down, rows))
+            for b in blocks
+        ]  # fmt: skip
+        norms = norms.view(len(blocks), 1, 1, 2, -1, cfg.dim // cfg.heads)
+        return cls(key, products, norms, Modulations.of(blocks))
+
+
+_WEIGHTS = WeakKeyDictionary[nn.ModuleList, Weights]()
+
+
+@dataclass(frozen=True, slots=True)
 class CpuPass:
     """All blocks, for one chunk. Its buffers are written in every call."""
 
@@ -84,26 +119,18 @@ class CpuPass:
 
     @classmethod
     def of(
-        cls, blocks: Sequence["Block"], rope: tuple[Tensor, Tensor], past: Context, copies: int, seen: Tensor | None
+        cls, blocks: nn.ModuleList, rope: tuple[Tensor, Tensor], past: Context, copies: int, seen: Tensor | None
     ) -> "CpuPass":
         """rope: cosines and sines [B, N, d / 2]; copies: B over the rows of the past, row b reads row b mod those."""
-        cfg, tokens = blocks[0].cfg, rope[0].shape[1]
-        rows = rope[0].shape[0] * tokens
+        cfg, (rows, tokens, _) = cast("Block", blocks[0]).cfg, rope[0].shape
         keys, values = (_with_places(x, copies, tokens) for x in (past.keys, past.values))
-        weights = torch.stack([torch.stack((b.norm_q.weight, b.norm_k.weight)) for b in blocks])
-        weights = weights.view(len(blocks), 1, 1, 2, -1, cfg.dim // cfg.heads)
+        weights = Weights.of(blocks, rows * tokens)
         cos, sin = _whole(rope, cfg.pairing)
-        cosines, sines = weights * cos, _swapped(weights, cfg.pairing) * sin
+        cosines, sines = weights.norms * cos, _swapped(weights.norms, cfg.pairing) * sin
         new = (x[:, :, :, -tokens:].transpose(2, 3) for x in (keys, values))
-        parts = (cosines, sines, weights[:, 0, 0, 1], keys, values, *new)
-        layers = [
-            Layer(
-                product(b.qkv, rows), product(b.out, rows), product(b.mlp.up, rows, gelu=cfg.mlp == "gelu"),
-                product(b.mlp.down, rows), *own,
-            )
-            for b, own in zip(blocks, zip(*(part.unbind(0) for part in parts), strict=True), strict=True)
-        ]  # fmt: skip
-        return cls(cfg, tuple(layers), Modulations.of(blocks), seen)
+        parts = (cosines, sines, weights.norms[:, 0, 0, 1], keys, values, *new)
+        each = zip(weights.products, zip(*(part.unbind(0) for part in parts), strict=True), strict=True)
+        return cls(cfg, tuple(Layer(*products, *own) for products, own in each), weights.modulations, seen)
 
     def __call__(self, x: Tensor, e: Tensor, shared: Tensor) -> Tensor:
         """Tokens x [B, F, n, D], embedding e [B, F, D] and modulation [B, F, 6, D] -> the tokens after all blocks."""

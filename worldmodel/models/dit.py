@@ -118,7 +118,7 @@ class Prepared:
     text: tuple[tuple[Tensor, Tensor], ...] | None  # per layer
     last: Tensor | None = None  # [B, C, H, W] the frame before the first
     turns: tuple[Turn, ...] | None = None  # of a clip's chunks, with fast weights
-    cpu: CpuPass | None = None  # the blocks of a stream on a CPU
+    cpu: CpuPass | None = None  # the blocks of a stream on a CPU, for calls without gradients
 
 
 class DiT(nn.Module):
@@ -213,8 +213,7 @@ class DiT(nn.Module):
         if not serves(self.blocks, past):
             return prepared
         cos, sin = (part[:, 0] for part in prepared.rope)
-        blocks = cast(list[Block], list(self.blocks))
-        return replace(prepared, cpu=CpuPass.of(blocks, (cos, sin), past, copies, mask))
+        return replace(prepared, cpu=CpuPass.of(self.blocks, (cos, sin), past, copies, mask))
 
     def velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
         """Velocity [B, F, C, H, W] of noisy frames x_t [B, F, C, H, W] at flow times t [B, F]. Writes nothing."""
@@ -353,7 +352,8 @@ class DiT(nn.Module):
     def _run(self, x: Tensor, t: Tensor, prepared: Prepared, anchors: Tensor | None = None) -> Tensor:
         """The velocity."""
         h, e, shared = self._embed(x, t, prepared, anchors)
-        h = self._layers(h, e, shared, prepared)[0] if prepared.cpu is None else prepared.cpu(h, e, shared)
+        cpu = _without_gradients(prepared)
+        h = self._layers(h, e, shared, prepared)[0] if cpu is None else cpu(h, e, shared)
         shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
         out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
         return F.pixel_shuffle(out.transpose(2, 3).unflatten(3, self.cfg.grid), self.cfg.patch)
@@ -361,8 +361,9 @@ class DiT(nn.Module):
     def _kept(self, x: Tensor, t: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, list[Written]]:
         """What the memory takes: keys (not rotated) and values [L, B, h, F * n, D / h], and for fast weights."""
         h, e, shared = self._embed(x, t, prepared, None)
-        if prepared.cpu is not None:
-            return *prepared.cpu.kept(h, e, shared), []
+        cpu = _without_gradients(prepared)
+        if cpu is not None:
+            return *cpu.kept(h, e, shared), []
         _, keys, values, written = self._layers(h, e, shared, prepared, keep=True)
         return torch.stack(keys), torch.stack(values), written
 
@@ -389,6 +390,11 @@ class DiT(nn.Module):
                 values.append(v)
                 written.append(w)
         return h, keys, values, written
+
+
+def _without_gradients(prepared: Prepared) -> CpuPass | None:
+    """The CPU's way through the blocks, unless this call records gradients, which it has none of."""
+    return None if torch.is_grad_enabled() else prepared.cpu
 
 
 def _stack(layers: list[Written]) -> Written:
