@@ -24,6 +24,7 @@ from worldmodel.policies.observation import Interface, Observation
 from worldmodel.state import State
 
 EPS = 1e-6
+SHARPNESS = 10.0  # of the softmax over places: at 1 it starts out flat, and a goal of two pixels is not found in time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +202,7 @@ class Keypoints(nn.Module):
         self.features = nn.Sequential(*layers, nn.Conv2d(last, keypoints, 1))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        maps = self.features(pictures)
+        maps = SHARPNESS * self.features(pictures)
         rows, columns = maps.shape[2:]
         weight = maps.flatten(2).softmax(-1).unflatten(-1, (rows, columns))
         x = weight.sum(2) @ torch.linspace(-1, 1, columns, device=maps.device, dtype=maps.dtype)
