@@ -171,8 +171,8 @@ def opchecks() -> list[OpCheck]:
 def configurations() -> list[Configuration]:
     """A sink and slow frames with turns, a ring with empty places, the chunk: what a stream with memory reads."""
     kinds = [(head, dtype) for head in (64, 128) for dtype in ("bf16", "fp16")] + [(32, "bf16"), (64, "fp32")]
-    training = [made for head in (64, 128) for made in _kernels(head, "bf16", chunked=True)]
-    return [made for head, dtype in kinds for made in _kernels(head, dtype)] + training
+    shipped = [(head, dtype, False) for head, dtype in kinds] + [(head, "bf16", True) for head in (64, 128)]
+    return [made for each in shipped for archs in ((80, 86, 89, 90, 120), (100,)) for made in _kernels(*each, archs)]
 
 
 TURNED, MASKED = (True, True, False, False), (False, True, True, False)  # which of the four have a turn, a mask
@@ -181,11 +181,11 @@ STRIDES = ("_b", "_h", "_n")  # multiples of 16 numbers in every shipped shape, 
 CONSTANTS = ("D", "INTERLEAVED", "ACC", "BM", "BN")
 
 
-def _kernels(head: int, dtype: str, chunked: bool = False) -> list[Configuration]:
+def _kernels(head: int, dtype: str, chunked: bool, archs: tuple[int, ...]) -> list[Configuration]:
     itemsize = 4 if dtype == "fp32" else 2
     kinds = ((kernels.forward_kernel, "forward"), (kernels.queries_kernel, "queries"), (kernels.keys_kernel, "keys"))
     made = []
-    for (kernel, part), tile in zip(kinds, kernels.tiles(head, itemsize), strict=True):
+    for (kernel, part), tile in zip(kinds, kernels.tiles(head, itemsize, archs[0]), strict=True):
         types, constants, divisible = _arguments(kernel, f"*{dtype}", part != "keys", chunked)
         values = {
             "D": head, "INTERLEAVED": False, "ACC": kernels.tl.float32, "BM": tile.queries, "BN": tile.keys,
@@ -195,7 +195,7 @@ def _kernels(head: int, dtype: str, chunked: bool = False) -> list[Configuration
         made.append(
             Configuration(
                 name, kernel, types, constants, divisible, tile.warps, tile.stages,
-                matrix=itemsize == 2, quick=dtype == "bf16" and head > 64 and not chunked,
+                matrix=itemsize == 2, archs=archs, quick=dtype == "bf16" and head > 64 and not chunked,
             )
         )  # fmt: skip
     return made

@@ -31,12 +31,15 @@ class Tiles:
     stages: int
 
 
-def tiles(head: int, itemsize: int) -> tuple[Tiles, Tiles, Tiles]:
-    """Of the forward, the backward of the queries, and that of keys and values. itemsize: bytes of a number."""
+def tiles(head: int, itemsize: int, arch: int = 80) -> tuple[Tiles, Tiles, Tiles]:
+    """Of the forward, the backward of the queries, and that of keys and values.
+
+    itemsize: bytes of a number. arch: the compute capability, 89 for 8.9.
+    """
     if itemsize > 2:  # without matrix instructions: small tiles, everything in registers
         return Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1)
     if head > 64:
-        return Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(16, 64, 4, 1)
+        return Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(16, 64, 8 if arch // 10 == 10 else 4, 1)
     return Tiles(128, 64, 8, 2), Tiles(64, 32, 4, 2), Tiles(64, 64, 4, 1)
 
 
@@ -236,7 +239,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Result [B, h, Q, D], which lies in memory as [B, Q, h, D], and the logits' log-sum-exp [B, h, Q] in bits."""
     out, lse = empty_results(q)
-    tile, turned = tiles(q.shape[3], q.element_size())[0], _room(out, cos)
+    tile, turned = tiles(q.shape[3], q.element_size(), _arch(q))[0], _room(out, cos)
     if q.numel():
         forward_kernel[(triton.cdiv(q.shape[2], tile.queries), q.shape[0] * q.shape[1])](
             q, tuple(keys), tuple(values), tuple(valid), tuple(cos), tuple(sin), tuple(turned), out, lse,
@@ -259,7 +262,7 @@ def backward(
     if not q.numel():
         return dq, [dk.zero_() for dk in dkeys], [dv.zero_() for dv in dvalues]
     (b, heads, queries, head), group, delta = q.shape, _group(q, keys), torch.empty_like(lse)
-    _, tile, tile_keys = tiles(head, q.element_size())
+    _, tile, tile_keys = tiles(head, q.element_size(), _arch(q))
     turned = _room(out, cos)
     queries_kernel[(triton.cdiv(queries, tile.queries), b * heads)](
         q, tuple(keys), tuple(values), tuple(valid), tuple(cos), tuple(sin), tuple(turned), out, grad, lse, delta, dq,
@@ -304,6 +307,11 @@ def empty_gradients(
 def _room(out: Tensor, cos: Optional) -> list[Tensor | None]:
     """Where the queries of every segment with a turn go."""
     return [None if c is None else torch.empty_like(out) for c in cos]
+
+
+def _arch(q: Tensor) -> int:
+    major, minor = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
+    return 10 * major + minor
 
 
 def _group(q: Tensor, keys: Sequence[Tensor]) -> int:
