@@ -2,8 +2,8 @@
 
 worldmodel train configs/home_self_forced.py
 
-Teacher, critic and student start from what `configs/home.py` has made (runs/home/model). docs/results/frechet_forcing.md
-has what came out.
+Teacher, critic and student start from what `configs/home.py` has made (runs/home/model).
+docs/results/frechet_forcing.md has what came out.
 """
 
 from dataclasses import replace

@@ -177,12 +177,12 @@ def estimate(args: list[str]) -> int:
 
 def _run(name: str, command: Callable[..., int], args: list[str]) -> Any:
     """The run of the configuration named first, with the options after it applied to its fields; None after --help."""
-    from worldmodel.run import Run, load
+    from worldmodel.run import Run, load_training
 
     if not args or args[0] in ("-h", "--help"):
         print(f"usage: worldmodel {name} CONFIG [OPTIONS]\n\n{inspect.getdoc(command)}")
         return None
-    run, rest = _turned_off(load(args[0]), args[1:])
+    run, rest = _turned_off(load_training(args[0]), args[1:])
     kind: Any = type(run)
     if isinstance(run, Run):
         kind = kind[type(run.data)]  # so that the data's own fields are options too

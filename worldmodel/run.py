@@ -207,8 +207,16 @@ class Run[D: Data](Training):
             )
 
 
-def load(path: Path | str) -> Run | Recipe:
-    """The training that a file in configs/ describes. A mistake in the file is a UserError that names its line."""
+def load(path: Path | str) -> Run:
+    """The Run that a file in configs/ describes. A mistake in the file is a UserError that names its line."""
+    run = load_training(path)
+    if not isinstance(run, Run):
+        raise UserError(f"{path}: is the training of another kind of model ({type(run).__name__}), not a Run")
+    return run
+
+
+def load_training(path: Path | str) -> Run | Recipe:
+    """The same for a training of any kind of model."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such configuration; a run is a Python file with a function run() -> Run")
