@@ -72,7 +72,7 @@ def region_warp(
 
     frame: [B, H, W, C] uint8; patch: [B, h, w, C] fp32 in 0..255, finite where it is seen; mask: [B, h, w] fp32 in
     0..1. inverse: [B, 2, 3] fp32 from (x, y, 1) of the frame to (x, y) of the patch, pixel centres at whole numbers.
-    corner: [B, 2] int32 (x, y), size: (lines, columns) of the regions. Bilinear; pixels that the mask does not reach, and all outside the
-    region, keep their bits. The patch may have any strides; nothing waits for the device.
+    corner: [B, 2] int32 (x, y), size: (lines, columns) of the regions. Bilinear; pixels that the mask does not reach,
+    and all outside the region, keep their bits. The patch may have any strides; nothing waits for the device.
     """
     REGION_WARP(Paste(frame, patch, mask, inverse, corner, size))
