@@ -131,9 +131,7 @@ def report_of(nominal: Sequence[Row], adapted: Sequence[Sequence[Row]]) -> Repor
         metrics=metrics,
         headline=tuple(metrics),
         tables=(Table("Success over trials", ("arm", "successes", "episodes"), lines),),
-        notes=(
-            "Intervals of success are Wilson's; that of rho is a bootstrap over episodes, paired in all arms.",
-        ),
+        notes=("Intervals of success are Wilson's; that of rho is a bootstrap over episodes, paired in all arms.",),
         curves={"rows": {name: [row.to_json() for row in rows] for name, rows in arms}},
     )
 

@@ -15,8 +15,8 @@ def region_warp(
 
     frame: [B, H, W, C] uint8. patch: [B, h, w, C] fp32 in 0..255 (finite where it is seen). mask: [B, h, w] fp32 in
     0..1, how much of the patch is seen. inverse: [B, 2, 3] fp32, from (x, y, 1) of the frame to (x, y) of the patch.
-    corner: [B, 2] int32, the (x, y) of each row's region; size: (lines, columns) of all regions; what of a region lies outside the frame is not
-    there. Beyond its border the patch goes on as its border, the mask is 0. A pixel f becomes
+    corner: [B, 2] int32, the (x, y) of each row's region; size: (lines, columns) of all regions; what of a region lies
+    outside the frame is not there. Beyond its border the patch goes on as its border, the mask is 0. A pixel f becomes
     floor(f + m (p - f) + 0.5) within 0..255 where m > 0, and stays where m is 0.
     """
     height, width = frame.shape[1:3]
