@@ -99,10 +99,9 @@ class Toys(VectorWorld):
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., module.Collection]:
+def run(tmp_path: Path) -> Callable[..., module.Collection]:
     def collect_from(world: World | VectorWorld, episodes: int = 3, frames: int = 20) -> module.Collection:
-        monkeypatch.setattr(module, "open_world", lambda name, options: world)
-        return collect("toy", episodes, tmp_path / "toy", frames, seed=5, quiet=True)
+        return collect("toy", episodes, tmp_path / "toy", frames, seed=5, quiet=True, opens=lambda name, options: world)
 
     return collect_from
 
