@@ -1,5 +1,8 @@
 """Segmented attention against one softmax over everything, its peers, and rotary positions; on CPU."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -181,10 +184,8 @@ def test_shapes_that_do_not_go_together_are_told(change, message):
         attend_segments(torch.zeros(2, 2, 3, 8), (Segment(**fields),))
 
 
-@pytest.mark.slow  # its import is
 def test_xformers_is_given_its_layout_and_a_bias_of_whole_rows(draw, monkeypatch):
     """Its operator has no CPU version: a stand-in with the documented meaning takes its place."""
-    xformers = pytest.importorskip("xformers.ops")
     q, segments, wanted = stream(draw)
 
     def stand_in(query, key, value, attn_bias, scale):
@@ -192,5 +193,6 @@ def test_xformers_is_given_its_layout_and_a_bias_of_whole_rows(draw, monkeypatch
         logits = torch.einsum("bqhd,bkhd->bhqk", query, key) * scale + attn_bias
         return torch.einsum("bhqk,bkhd->bqhd", logits.softmax(3), value)
 
-    monkeypatch.setattr(xformers, "memory_efficient_attention", stand_in)
+    monkeypatch.setitem(sys.modules, "xformers.ops", SimpleNamespace(memory_efficient_attention=stand_in))
+    monkeypatch.setitem(sys.modules, "xformers", SimpleNamespace(ops=sys.modules["xformers.ops"]))
     torch.testing.assert_close(peers.xformers(q, segments, "half", 0.25), wanted, rtol=0, atol=1e-12)

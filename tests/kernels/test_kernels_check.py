@@ -12,7 +12,7 @@ from worldmodel.kernels.check.correct import faults_of
 from worldmodel.kernels.check.declare import Case, padded
 from worldmodel.kernels.check.report import Report, check
 
-pytest.importorskip("triton", reason="the package triton is not installed")
+pytestmark = pytest.mark.needs("triton")
 
 
 def case(run, **changes):
