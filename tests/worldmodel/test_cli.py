@@ -72,10 +72,10 @@ def test_a_configuration_that_is_none_is_named(tmp_path, capsys):
 
 
 def test_every_configuration_describes_a_run(monkeypatch):
-    from worldmodel.run import load
+    from worldmodel.run import load_training
 
     for path in sorted((ROOT / "configs").glob("*.py")):
-        run = load(path)
+        run = load_training(path)
         assert run.out.parts[0] == "runs" and run.steps > 0
 
 
