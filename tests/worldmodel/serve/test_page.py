@@ -321,7 +321,7 @@ def test_the_same_keys_in_another_world(world, base, serving, open_page) -> None
         page.wait_for_selector(".key.down")
         page.wait_for_timeout(300)
         page.keyboard.up("w")
-        while session.projector.index < 150:  # long enough to press "faster" in time
+        while session.projector.index < 400:  # long enough to press "faster" in time
             page.wait_for_timeout(20)
         page.evaluate(LIT)
         for name, before in (("base", "world"), ("world", "base")):
