@@ -76,11 +76,14 @@ def test_the_dream_goes_on_where_it_was(world, serving) -> None:
 def test_a_resumed_session_says_what_its_memory_holds(world, serving) -> None:
     memory = SlowFastConfig(sink=1, slow=3, fast=5, every=2, surprise=1.0)
     chosen = replace(world, stream=replace(world.stream, memory=memory))
-    with serving(chosen) as (address, studio), broken(address, studio, frames=15) as (client, _):
-        with Client(address, resuming(client, paused=True)) as again:
-            assert [again.receive()["type"] for _ in range(3)] == ["welcome", "started", "paused"]
-            said = again.receive()["slow"]  # paused, it makes nothing more
-            assert len(said) == 3 and said == studio.sessions[0].stats(1).slow
+    with (
+        serving(chosen) as (address, studio),
+        broken(address, studio, frames=15) as (client, _),
+        Client(address, resuming(client, paused=True)) as again,
+    ):
+        assert [again.receive()["type"] for _ in range(3)] == ["welcome", "started", "paused"]
+        said = again.receive()["slow"]  # paused, it makes nothing more
+        assert len(said) == 3 and said == studio.sessions[0].stats(1).slow
 
 
 def test_a_kept_session_makes_nothing(world, serving) -> None:
