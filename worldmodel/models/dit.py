@@ -287,11 +287,11 @@ class DiT(nn.Module):
     def _mask(self, past: Context, copies: int, frames: int) -> Tensor | None:
         """Which of [past, frames] every token looks at: what is there of the past, its own chunk and those before."""
         check_chunks(frames, self.cfg.chunk)
-        device, tokens = past.valid.device, frames * self.cfg.geometry.tokens
-        if device.type == "cpu" and frames == self.cfg.chunk and past.valid.all():  # a GPU would have to be waited for
+        if frames == self.cfg.chunk and past.valid.all():  # on a CPU nothing has to be waited for
             return None
+        tokens = frames * self.cfg.geometry.tokens
         seen = past.valid.repeat(copies, 1)[:, None, None, :].expand(-1, 1, tokens, -1)
-        chunk = torch.arange(tokens, device=device) // (self.cfg.chunk * self.cfg.geometry.tokens)
+        chunk = torch.arange(tokens, device=seen.device) // (self.cfg.chunk * self.cfg.geometry.tokens)
         here = (chunk[:, None] >= chunk).expand(seen.shape[0], 1, -1, -1)
         return torch.cat((seen, here), -1)
 
