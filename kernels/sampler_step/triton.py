@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCKS = 128  # Philox blocks of a program, one a thread: 4 elements each
+from worldmodel.kernels import triton_needs
+
+# Philox blocks of a program, one a thread: 4 elements each. The interpreter takes its time per program.
+BLOCKS = 4096 if triton_needs.interpreted() else 128
 TURN = tl.constexpr(2 * math.pi * 2.0**-32)
 UNIT = tl.constexpr(2.0**-32)
 QUARTER = tl.constexpr(1.5707963267341256)  # of a turn, pi / 2: its first 33 bits

@@ -56,7 +56,7 @@ def test_normals_equal_bit_for_bit():
     """Late frames, high words, more elements than one program has, any number of them."""
     seed = torch.tensor([5, 2**62 + 3])
     frame = torch.tensor([[100_000, 2**40], [7, 2**33]])
-    for step, shape in ((0, (3, 7, 31)), (2**20, (1,)), (3, ())):
+    for step, shape in ((0, (3, 5501)), (2**20, (1,)), (3, ())):
         assert torch.equal(NORMAL(Draw(seed, frame, step, shape), "triton"), noise.normal(seed, frame, step, shape))
 
 
