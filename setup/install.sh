@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Makes .venv ready. `setup/install.sh base` installs what the package needs to run, `setup/install.sh all` every extra
-# and the tools of the tests. Does nothing if the last successful run saw the same files.
+# and the tools of the tests; both, the plug-in for lerobot. Does nothing if the last successful run saw the same files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 kind=${1:?base or all}
 uv_version=0.13.9
+plugin=./policies/lerobot_plugin
 case $kind in
     base) what=. ;;
     all) what='.[sim,gpu,cluster,dev]' ;;
@@ -28,7 +29,7 @@ find_python() {
     return 1
 }
 
-stamp=$(printf '%s\n' "$PWD" | cat - pyproject.toml requirements.lock setup/install.sh | cksum)
+stamp=$(printf '%s\n' "$PWD" | cat - pyproject.toml requirements.lock setup/install.sh $plugin/pyproject.toml | cksum)
 if is_312 .venv/bin/python; then
     for done_kind in all "$kind"; do
         if [ "$(cat ".venv/.installed-$done_kind" 2>/dev/null)" = "$stamp" ]; then
@@ -45,9 +46,9 @@ echo "set-up: installing into .venv (3 GB of downloads the first time, 6 GB on d
 .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
 if [ "$(.venv/bin/uv --version 2>/dev/null | cut -d' ' -f2)" = "$uv_version" ] ||
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$uv_version"; then
-    .venv/bin/uv pip install --python .venv/bin/python --constraint requirements.lock --editable "$what"
+    .venv/bin/uv pip install --python .venv/bin/python --constraint requirements.lock --editable "$what" --editable $plugin
 else
     echo "set-up: uv $uv_version could not be installed; pip does it, several times slower" >&2
-    .venv/bin/python -m pip install --disable-pip-version-check --constraint requirements.lock --editable "$what"
+    .venv/bin/python -m pip install --disable-pip-version-check --constraint requirements.lock --editable "$what" --editable $plugin
 fi || die "the packages could not be installed (the lines above say why); run the same command again, it goes on"
 echo "$stamp" >".venv/.installed-$kind"
