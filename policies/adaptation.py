@@ -7,7 +7,7 @@ were to make the demonstrated motion. The loss is the policy's own, and reaches 
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from worldmodel.policies.observation import Observation
 from worldmodel.policies.policy import Policy
 from worldmodel.policies.shifts import Shift, parse_shift
 from worldmodel.policies.trials import Trials
-from worldmodel.run import Recipe
+from worldmodel.run import Recipe, Training
 from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
 from worldmodel.weights import build_with, load_into, read_tensors, write_tensors
 
@@ -139,7 +139,7 @@ def contexts(model: FlowPolicy, trials: list[Trial]) -> Context:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptationRun(Recipe):
+class AdaptationRun(Training, Recipe):
     """policy: folder of the frozen policy. trials: folders of its trials on shifted robots (`record_trials`).
     demonstrations: of the robot as built. hold_out: every so many-th trial validates. For all else see `Training`."""
 
@@ -158,7 +158,7 @@ class AdaptationRun(Recipe):
         policy = Policy.find(self.policy)
         return Adapted(policy.model, self.model.build(policy.model))
 
-    def build_objective(self, model: nn.Module) -> Objective:
+    def build_objective(self, model: nn.Module, add: Callable[[str, nn.Module], nn.Module]) -> Objective:
         return self.objective.build(model, Policy.find(self.policy).model.chunk, self.seed)
 
     def template(self) -> "AdaptationTemplate":
@@ -168,7 +168,7 @@ class AdaptationRun(Recipe):
     def next_command(self) -> str:
         return f"evaluate recovery {self.policy} --encoder {self.out} --task TASK"
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, frozen: str | None) -> dict[str, Any]:
         return {
             "model": self.model,
             "objective": self.objective,
@@ -177,6 +177,7 @@ class AdaptationRun(Recipe):
             "data.seed": self.demonstrations.seed,
             "data.split": self.demonstrations.read().split,
             "trials": [len(Trials.load(folder).known) for folder in self.trials],
+            "frozen": frozen,
         }
 
 

@@ -1,5 +1,6 @@
 """The training of a policy, as one value that `worldmodel train` runs: a file in configs/ returns it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from worldmodel.policies.flow_policy import FlowPolicy, PolicyConfig
 from worldmodel.policies.observation import Observation
 from worldmodel.policies.policy import Acting, Policy
 from worldmodel.rollout import start
-from worldmodel.run import Recipe
+from worldmodel.run import Recipe, Training
 from worldmodel.weights import load_into
 
 LOOKED_AT = 16  # held-out chunks in a sample
@@ -28,7 +29,7 @@ PLOT = 192  # pixels of its sides
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyRun(Recipe):
+class PolicyRun(Training, Recipe):
     """model: sizes. data: what is imitated. acting: how the policy will be run. For all else see `Training`."""
 
     data: Demonstrations
@@ -45,7 +46,7 @@ class PolicyRun(Recipe):
         self.acting.check(self.model.chunk)
         return self.model.build(self.batches.read.interface)
 
-    def build_objective(self, model: nn.Module) -> Objective:
+    def build_objective(self, model: nn.Module, add: Callable[[str, nn.Module], nn.Module]) -> Objective:
         return self.objective.build(model, self.model.chunk, self.seed)
 
     def template(self) -> "PolicyTemplate":
@@ -55,7 +56,7 @@ class PolicyRun(Recipe):
     def next_command(self) -> str:
         return f"evaluate policy {self.out} --tasks TASK"
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, frozen: str | None) -> dict[str, Any]:
         read = self.batches.read
         return {
             "model": self.model,
@@ -65,6 +66,7 @@ class PolicyRun(Recipe):
             "data.shift": self.data.shift,
             "data.interface": read.interface,
             "data.split": read.split,
+            "frozen": frozen,
         }
 
 

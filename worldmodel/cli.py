@@ -52,11 +52,17 @@ COMMANDS = {
     "evaluate policy": Command(
         "worldmodel.policies.evaluate", "policy", ("checkpoint",), "success of a policy on robots"
     ),
+    "evaluate policy-latency": Command(
+        "worldmodel.policies.serving.latency", "policy_latency", ("checkpoint",), "how long robots wait for it"
+    ),
     "evaluate recovery": Command(ADAPTATION, "recovery_command", ("checkpoint",), "how a policy adapts over trials"),
     "kernels check": Command(HERE, "kernels_check", (), "prove the kernels right without a GPU, compile them for many"),
     "kernels bench": Command(HERE, "kernels_bench", (), "time the kernels against the physical bound and peers"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
     "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),
+    "serve-policy": Command(
+        "worldmodel.policies.serving.server", "serve_policy", ("checkpoint",), "a policy for robots, over a WebSocket"
+    ),
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
 GROUPS = ("evaluate", "kernels")  # of commands with two words
@@ -104,7 +110,7 @@ def _line(error: UserError | str) -> str:
 
 def _overview(group: str) -> str:
     """The commands whose names begin with `group`."""
-    lines = "\n".join(f"  {name:17} {command.help}" for name, command in COMMANDS.items() if name.startswith(group))
+    lines = "\n".join(f"  {name:23} {command.help}" for name, command in COMMANDS.items() if name.startswith(group))
     return f"usage: worldmodel COMMAND [OPTIONS]\n\n{lines}\n\nworldmodel COMMAND --help explains one, with an example."
 
 
@@ -132,9 +138,8 @@ def train(args: list[str]) -> int:
 
     Every field of the run is an option: worldmodel train CONFIG --help lists them.
     """
-    from worldmodel.models.dit import DiTConfig
-    from worldmodel.run import Recipe
     from worldmodel.train import train as run_training
+    from worldmodel.world_recipe import recipe_of
 
     run = _run("train", train, args)
     if run is None:
@@ -142,12 +147,7 @@ def train(args: list[str]) -> int:
     metrics = run_training(run)
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"{run.out / 'model'}: " + "  ".join(f"{name} {value:.5f}" for name, value in metrics.items()))
-        if isinstance(run, Recipe):
-            print(f"next: worldmodel {run.next_command}")
-        elif isinstance(run.model, DiTConfig):
-            print(f"next: worldmodel serve {run.out}")
-        else:
-            print(f"next: worldmodel encode DATA --tokenizer {run.out / 'model'} --out DATA_latents")
+        print(f"next: worldmodel {recipe_of(run).next_command}")
     return 0
 
 

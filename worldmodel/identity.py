@@ -14,21 +14,16 @@ from torch import nn
 
 from worldmodel.errors import UserError
 from worldmodel.fingerprint import fingerprint_of_tensors
-from worldmodel.models.dit import DiTConfig
-from worldmodel.objectives.frechet_forcing import FrechetForcing
-from worldmodel.objectives.hero import Hero
-from worldmodel.objectives.pushforward import Pushforward
-from worldmodel.objectives.self_forcing import SelfForcing
-from worldmodel.run import Recipe, Run, Training
+from worldmodel.run import Recipe, Training
 from worldmodel.serial import from_json, to_json
 
 _ALWAYS = ("model", "seed", "data.action_spec", "data.split")  # what every version has known
 _SINCE_2 = ("objective", "optimizer.type", "lora", "micro", "data.batch", "data.length", "data.curriculum")
 
 
-def identity(run: Run | Recipe, frozen: str | None) -> dict[str, Any]:
+def identity(run: Training, recipe: Recipe, frozen: str | None) -> dict[str, Any]:
     """Names of options to values, as JSON. frozen: what `frozen_weights` gave for the run's model."""
-    return {name: to_json(value) for name, value in _values(run, frozen).items()}
+    return {name: to_json(value) for name, value in _values(run, recipe, frozen).items()}
 
 
 def frozen_weights(model: nn.Module) -> str | None:
@@ -40,7 +35,7 @@ def frozen_weights(model: nn.Module) -> str | None:
     return fingerprint_of_tensors(frozen) if frozen else None
 
 
-def _of_any(run: Training) -> dict[str, Any]:
+def _values(run: Training, recipe: Recipe, frozen: str | None) -> dict[str, Any]:
     return {
         "optimizer.type": type(run.optimizer).__name__,
         "seed": run.seed,
@@ -48,48 +43,19 @@ def _of_any(run: Training) -> dict[str, Any]:
         "ema": run.ema,
         "precision": run.precision,
         "clip_grad": str(run.clip_grad),  # it may be inf, for which JSON has no number
+        **recipe.identity(frozen),
     }
 
 
-def _values(run: Run | Recipe, frozen: str | None) -> dict[str, Any]:
-    if isinstance(run, Recipe):
-        return {**_of_any(run), **run.identity(), "frozen": frozen}
-    values = {
-        **_of_any(run),
-        "model": run.model,
-        "objective": run.objective,
-        "lora": run.lora,
-        "data.batch": run.data.batch,
-        "data.length": run.data.length,
-        "data.curriculum": run.data.curriculum,
-        "data.weights": run.data.weights,
-        "data.action_spec": run.data.action_spec,
-        "data.split": run.data.split,
-    }
-    if isinstance(run.objective, FrechetForcing | SelfForcing | Hero | Pushforward):
-        values["stream"] = run.stream  # its sampler, memory and context time make the rollouts
-    else:
-        values["stream.memory"] = run.stream.memory if _limits(run) else "one that holds whole clips"
-    if frozen is not None:
-        values["init"] = {"path": run.init, "frozen": frozen}
-    return values
-
-
-def _limits(run: Run) -> bool:
-    """Whether chunks of the clips see less, by the stream's memory, than all that is before them."""
-    memory = run.stream.memory
-    if not isinstance(run.model, DiTConfig) or memory.capacity is None:
-        return False
-    return memory.compares or memory.capacity < run.data.length - run.model.chunk
-
-
-def check_identity(stored: dict[str, Any], run: Run | Recipe, frozen: str | None, where: str, version: int) -> None:
+def check_identity(
+    stored: dict[str, Any], run: Training, recipe: Recipe, frozen: str | None, where: str, version: int
+) -> None:
     """Raise a UserError with the first difference between an identity and that of a run.
 
     stored: of the run that wrote the checkpoint; what a version that knew fewer names left out is not compared.
     frozen: as of `identity`. where: what holds `stored`, for the error. version: of its format.
     """
-    values = _values(run, frozen)
+    values = _values(run, recipe, frozen)
     for name in _ALWAYS if version < 2 else _ALWAYS + _SINCE_2:
         if name in values and name not in stored:
             raise UserError(f"{where}: key 'run' does not hold '{name}'")

@@ -3,7 +3,7 @@
 import importlib.util
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -147,9 +147,8 @@ class Training:
             raise UserError(f"run: ema {self.ema} must be in [0, 1) and clip_grad {self.clip_grad} above 0")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe(Training, ABC):
-    """The training of a kind of model that is defined elsewhere, such as a policy: a subclass brings what it needs."""
+class Recipe(ABC):
+    """What the loop asks of a training beside its numbers: a policy's run brings it, `recipe_of` makes a `Run`'s."""
 
     @property
     @abstractmethod
@@ -161,8 +160,11 @@ class Recipe(Training, ABC):
         """The model at step 0; the run's parts must fit each other, what does not is a UserError."""
 
     @abstractmethod
-    def build_objective(self, model: nn.Module) -> Objective:
-        """The objective over the role `model`, which may be wrapped and forwards (mode, ...)."""
+    def build_objective(self, model: nn.Module, add: Callable[[str, nn.Module], nn.Module]) -> Objective:
+        """The objective over the role `model`, which may be wrapped and forwards (mode, ...).
+
+        add: trains another module as the role of that name, and returns it wrapped.
+        """
 
     @abstractmethod
     def template(self) -> Template: ...
@@ -173,8 +175,25 @@ class Recipe(Training, ABC):
         """What a person would type after the training, without the program's name."""
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """What a checkpoint is continued under, beside what all trainings have: names of options to values."""
+    def identity(self, frozen: str | None) -> dict[str, Any]:
+        """What a checkpoint is continued under, beside what all trainings have: names of options to values.
+
+        frozen: fingerprint of the weights that are not trained, if there are any.
+        """
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the first step compiles the model."""
+        return False
+
+    @property
+    def saves_memory(self) -> str:
+        """What to do when memory runs out, before "raise micro ..."; may be empty."""
+        return ""
+
+    def seconds_per_chunk(self, step: int, clip: Clip, seconds: float) -> float | None:
+        """Of a step that took that long, where its rollouts have a known length."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +234,8 @@ def load(path: Path | str) -> Run:
     return run
 
 
-def load_training(path: Path | str) -> Run | Recipe:
-    """The same for a training of any kind of model."""
+def load_training(path: Path | str) -> Training:
+    """The same for a training of any kind of model: a `Run`, or one that is a `Recipe` itself."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such configuration; a run is a Python file with a function run() -> Run")
@@ -233,7 +252,7 @@ def load_training(path: Path | str) -> Run | Recipe:
     except Exception as error:  # the file is a program: anything may go wrong in it
         text = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UserError(f"{_place(path, error)}: {type(error).__name__}: {' '.join(text.split())}") from error
-    if not isinstance(run, Run | Recipe):
+    if not isinstance(run, Training):
         raise UserError(f"{path}: has no function run() that returns a Run")
     return run
 

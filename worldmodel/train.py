@@ -9,7 +9,6 @@ step number) alone: data, noise and times are keyed by the global index of each 
 splitting over processes change nothing.
 """
 
-import copy
 import errno
 import math
 import os
@@ -23,7 +22,7 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
 
-from worldmodel import artifact, checkpoint
+from worldmodel import checkpoint
 from worldmodel.capabilities import check
 from worldmodel.checkpoint import Role
 from worldmodel.chunk import Clip
@@ -32,24 +31,16 @@ from worldmodel.errors import UserError, out_of_memory
 from worldmodel.folders import alone
 from worldmodel.generate import Diverged
 from worldmodel.identity import check_identity, frozen_weights, identity
-from worldmodel.models.autoencoder import AutoencoderConfig
-from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.objectives.base import Objective, Update
-from worldmodel.objectives.flow_matching import FlowMatching
-from worldmodel.objectives.frechet_forcing import FrechetForcing
-from worldmodel.objectives.hero import Hero
-from worldmodel.objectives.own_rollouts import check_lengths, growth
-from worldmodel.objectives.pushforward import Pushforward
-from worldmodel.objectives.reconstruction import Reconstruction
-from worldmodel.objectives.self_forcing import SelfForcing
 from worldmodel.progress import Line, StopSignal, listed
-from worldmodel.run import Batches, Recipe, Run, Template, Training
+from worldmodel.run import Recipe, Template, Training
+from worldmodel.world_recipe import recipe_of
 
 Best = tuple[float, int]
 """Lowest validation loss so far, and its step."""
 
 
-def train(run: Run | Recipe) -> dict[str, float]:
+def train(run: Training) -> dict[str, float]:
     """Train to `run.steps` and return the last metrics; resumes from `run.out` if it holds a checkpoint.
 
     SIGTERM and Ctrl-C finish the step, save and return. A loss or validation loss that is not finite, memory that runs
@@ -57,41 +48,42 @@ def train(run: Run | Recipe) -> dict[str, float]:
     best one are kept.
     """
     main = os.environ.get("RANK", "0") == "0"  # before anything is set up
-    with _advice(run), alone(run.out) if main else nullcontext(), StopSignal() as stop:
-        return _train(run, stop)
+    recipe = recipe_of(run)
+    with _advice(run, recipe), alone(run.out) if main else nullcontext(), StopSignal() as stop:
+        return _train(run, recipe, stop)
 
 
-def _train(run: Run | Recipe, stop: StopSignal) -> dict[str, float]:
-    compiling = isinstance(run, Run) and run.compile
-    if compiling and (able := check("compile")).state != "ok":
+def _train(run: Training, recipe: Recipe, stop: StopSignal) -> dict[str, float]:
+    if recipe.compiles and (able := check("compile")).state != "ok":
         raise UserError(f"compile: {able.detail}; {able.advice}")
     accelerator = _accelerator(run)
     if run.threads is not None:  # after accelerate, which sets its own
         torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
-    model = _build(run)
+    model = recipe.build()
     frozen = frozen_weights(model)
     roles = {"model": _role(run, accelerator, model, run.ema)}
-    objective = _objective(run, accelerator, roles)
-    step, best, metrics = _resume(run, frozen, roles, objective)
+    objective = _objective(run, recipe, accelerator, roles)
+    step, best, metrics = _resume(run, recipe, frozen, roles, objective)
     if step == 0 and run.steps:
-        objective.begin(_batches(run, accelerator, 0))
+        objective.begin(_batches(run, recipe, accelerator, 0))
 
     main = accelerator.is_main_process
-    template = _template(run) if main and step < run.steps else None
+    template = recipe.template() if main and step < run.steps else None
     with Line(main, run.steps, step) as line:
         if step >= run.steps:
             line.note(f"{run.out} is at step {step} already, steps is {run.steps}: nothing to do")
-        if compiling and step < run.steps:
+        if recipe.compiles and step < run.steps:
             line.note("compiling, the first step takes a minute")
-        batches = _batches(run, accelerator, step)
+        batches = _batches(run, recipe, accelerator, step)
         while step < run.steps:
             started, clips = time.perf_counter(), next(batches)
             for update in objective.updates(clips):
                 for name, value in apply(accelerator, roles[update.role], update, run, step).items():
                     metrics[f"{update.role}/{name}"] = value
             seconds = time.perf_counter() - started
-            timing = _timing(run, step, clips[0], seconds)
+            per_chunk = recipe.seconds_per_chunk(step, clips[0], seconds)
+            timing = {} if per_chunk is None else {"seconds_per_chunk": per_chunk}  # not a metric: no resume repeats it
             step += 1
             frames = sum(clip.x.shape[0] * clip.x.shape[1] for clip in clips) * accelerator.num_processes
             current = {name: value for name, value in metrics.items() if not name.startswith("validation/")}
@@ -104,7 +96,7 @@ def _train(run: Run | Recipe, stop: StopSignal) -> dict[str, float]:
             if last or step % run.log_every == 0:
                 accelerator.log(metrics | timing, step=step)
             if run.validate and (step == run.steps or _due(step, run.validate_every)):
-                found = validate(run, objective, roles["model"])
+                found = validate(run, recipe, objective, roles["model"])
                 _check_finite(found, run, step)
                 accelerator.log(found, step=step)
                 metrics |= found
@@ -116,7 +108,15 @@ def _train(run: Run | Recipe, stop: StopSignal) -> dict[str, float]:
                 files = {**checkpoint.tensors_of(roles), **_tensors(objective)}
                 if template is not None:
                     try:
-                        _keep(run, template, step, files, _state(run, frozen, objective, best, metrics), save, look)
+                        _keep(
+                            run,
+                            template,
+                            step,
+                            files,
+                            _state(run, recipe, frozen, objective, best, metrics),
+                            save,
+                            look,
+                        )
                     except Diverged as error:  # young weights may; all that is due was saved before
                         line.note(f"step {step}: no sample, {error}")
                 accelerator.wait_for_everyone()
@@ -127,78 +127,24 @@ def _train(run: Run | Recipe, stop: StopSignal) -> dict[str, float]:
     return metrics
 
 
-def _build(run: Run | Recipe) -> nn.Module:
-    if isinstance(run, Recipe):
-        return run.build()
-    return artifact.build(run, torch.bfloat16 if run.precision == "bf16" else torch.float32)
-
-
-def _template(run: Run | Recipe) -> Template:
-    return run.template() if isinstance(run, Recipe) else artifact.Template.of(run)
-
-
-def _role(run: Run | Recipe, accelerator: Accelerator, model: nn.Module, ema: float) -> Role:
-    if isinstance(run, Run) and isinstance(model, DiT):
-        model.checkpointing = run.checkpointing
-        for block in model.blocks if run.compile else ():
-            block.compile()
+def _role(run: Training, accelerator: Accelerator, model: nn.Module, ema: float) -> Role:
     wrapped, *optimizers = accelerator.prepare(model, *run.optimizer.build(model))
     return Role(wrapped, optimizers, Ema(model, ema) if ema else None)
 
 
-def _objective(run: Run | Recipe, accelerator: Accelerator, roles: dict[str, Role]) -> Objective:
+def _objective(run: Training, recipe: Recipe, accelerator: Accelerator, roles: dict[str, Role]) -> Objective:
     """The run's objective over the role `model`; adds the other roles that it trains."""
-    model = roles["model"].model
-    if isinstance(run, Recipe):
-        return run.build_objective(model)
-    shape = run.model
-    if isinstance(run.objective, FrechetForcing | SelfForcing | Hero | Pushforward):
-        assert isinstance(shape, DiTConfig)  # artifact.check
-        starts = growth(run.objective)
-        check_lengths(run.objective, shape.chunk, run.data.length, run.data.curriculum, starts, run.steps)
-    match run.objective:
-        case FrechetForcing() as forcing:
-            assert isinstance(shape, DiTConfig)  # artifact.check
-            return forcing.build(model, shape, run.seed, run.stream, run.data.tokenizer)
-        case SelfForcing() as forcing:
-            assert isinstance(shape, DiTConfig)
-            teacher = forcing.frozen(shape)
-            critic = copy.deepcopy(teacher.model.to(accelerator.device)).requires_grad_(True)
-            roles["critic"] = _role(run, accelerator, critic, 0)
-            return forcing.build(model, roles["critic"].model, teacher, run.seed, run.stream)
-        case Hero() | Pushforward() as unrolled:
-            return unrolled.build(model, run.stream, run.seed)
-        case FlowMatching() as plain:
-            assert isinstance(shape, DiTConfig)
-            return plain.build(model, shape, run.seed, run.stream.memory)
-        case Reconstruction() as plain:
-            assert isinstance(shape, AutoencoderConfig)
-            return plain.build(model, shape, run.seed)
+
+    def add(name: str, model: nn.Module) -> nn.Module:
+        roles[name] = _role(run, accelerator, model, 0)
+        return roles[name].model
+
+    return recipe.build_objective(roles["model"].model, add)
 
 
-def _timing(run: Run | Recipe, step: int, clip: Clip, seconds: float) -> dict[str, float]:
-    """For objectives whose rollouts have a known length: wall time of the whole step over their chunks.
-
-    Beside the metrics, which are the same after every resume.
-    """
-    if isinstance(run, Recipe):
-        return {}
-    match run.objective:
-        case FrechetForcing() | SelfForcing() as forcing:
-            return {"seconds_per_chunk": seconds / forcing.rollouts.made(step)}
-        case Hero() as hero if isinstance(run.model, DiTConfig):
-            return {"seconds_per_chunk": seconds / (clip.x.shape[1] // run.model.chunk - hero.prefix)}
-        case _:
-            return {}
-
-
-def _data(run: Run | Recipe) -> Batches:
-    return run.batches if isinstance(run, Recipe) else run.data
-
-
-def _batches(run: Run | Recipe, accelerator: Accelerator, step: int) -> Iterator[list[Clip]]:
+def _batches(run: Training, recipe: Recipe, accelerator: Accelerator, step: int) -> Iterator[list[Clip]]:
     """This process's micro-batches of every step from `step` on, on its device."""
-    for clips in _data(run).batches(step, accelerator.process_index, accelerator.num_processes, run.micro):
+    for clips in recipe.batches.batches(step, accelerator.process_index, accelerator.num_processes, run.micro):
         yield [clip.to(accelerator.device) for clip in clips]
 
 
@@ -254,12 +200,12 @@ def _mean(accelerator: Accelerator, value: Tensor) -> float:
     return float(total)
 
 
-def validate(run: Run | Recipe, objective: Objective, role: Role) -> dict[str, float]:
+def validate(run: Training, recipe: Recipe, objective: Objective, role: Role) -> dict[str, float]:
     """Mean of the objective's held-out losses, with the averaged weights where there are any."""
     values: dict[str, list[float]] = {}
     with role.ema.applied() if role.ema else nullcontext():
         device = next(role.model.parameters()).device
-        for clip in _data(run).validation_batches(run.validate):
+        for clip in recipe.batches.validation_batches(run.validate):
             for name, value in objective.validate(clip.to(device)).items():
                 values.setdefault(f"validation/{name}", []).append(float(value))
     return {name: sum(v) / len(v) for name, v in values.items()}
@@ -275,7 +221,7 @@ def _accelerator(run: Training) -> Accelerator:
 
 
 @contextmanager
-def _advice(run: Run | Recipe) -> Iterator[None]:
+def _advice(run: Training, recipe: Recipe) -> Iterator[None]:
     """Turn what a user can do something about into one line: memory that runs out, a full disk."""
     try:
         yield
@@ -283,12 +229,7 @@ def _advice(run: Run | Recipe) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         first = str(error).split("\n")[0]
-        advice = f"raise micro (now {run.micro}) in another out folder"
-        if isinstance(run, Run):
-            advice = (
-                f"turn on checkpointing (now {run.checkpointing}), or in another out folder raise micro (now "
-                f"{run.micro}) or shorten the clips; `estimate` shows what a run needs"
-            )
+        advice = f"{recipe.saves_memory}raise micro (now {run.micro}) in another out folder"
         raise UserError(f"out of memory: {advice}; {checkpoint.last(run.out)} ({first})") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -322,11 +263,16 @@ def _keep(
 
 
 def _state(
-    run: Run | Recipe, frozen: str | None, objective: Objective, best: Best | None, metrics: dict[str, float]
+    run: Training,
+    recipe: Recipe,
+    frozen: str | None,
+    objective: Objective,
+    best: Best | None,
+    metrics: dict[str, float],
 ) -> dict[str, Any]:
     """What a checkpoint holds besides tensors: which run made it, where it stands."""
     values = {name: value for name, value in objective.state_dict().items() if not isinstance(value, Tensor)}
-    return {"run": identity(run, frozen), "objective": values, "best": best, "metrics": metrics}
+    return {"run": identity(run, recipe, frozen), "objective": values, "best": best, "metrics": metrics}
 
 
 def _tensors(objective: Objective) -> dict[str, dict[str, Tensor]]:
@@ -336,14 +282,14 @@ def _tensors(objective: Objective) -> dict[str, dict[str, Tensor]]:
 
 
 def _resume(
-    run: Run | Recipe, frozen: str | None, roles: dict[str, Role], objective: Objective
+    run: Training, recipe: Recipe, frozen: str | None, roles: dict[str, Role], objective: Objective
 ) -> tuple[int, Best | None, dict[str, float]]:
     """The step to go on from, the best validation loss so far, and the last metrics."""
     found = checkpoint.steps(run.out)
     if not found:
         return 0, None, {}
     folder, state = found[-1], checkpoint.read_state(found[-1])
-    check_identity(state["run"], run, frozen, str(folder / "state.json"), state["format"])
+    check_identity(state["run"], run, recipe, frozen, str(folder / "state.json"), state["format"])
     checkpoint.restore(folder, roles)
     objective.load_state_dict(checkpoint.read_objective(folder, state, objective.state_dict()))
     return state["step"], tuple(state["best"]) if state["best"] else None, state["metrics"]

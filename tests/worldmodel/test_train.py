@@ -498,7 +498,7 @@ def test_out_of_memory_ends_with_advice(error, tmp_path, monkeypatch):
         return original(*args)
 
     monkeypatch.setattr(training, "apply", apply)
-    advice = r"out of memory: turn on checkpointing \(now False\), .* raise micro \(now 1\) or shorten .*step_00000004"
+    advice = r"out of memory: turn on checkpointing \(now False\), .*, or raise micro \(now 1\) .*step_00000004"
     with pytest.raises(UserError, match=advice):
         train(tiny_run(tmp_path / "run"))
     monkeypatch.setattr(training, "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("something else")))
