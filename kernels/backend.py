@@ -18,13 +18,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import torch
 
-Name = Literal["triton", "xformers", "flex", "sdpa", "reference"]
-Setting = Literal["auto", "triton", "xformers", "flex", "sdpa", "reference"]
-SETTINGS: tuple[Setting, ...] = get_args(Setting)
+from .names import SETTINGS, Name, Setting
 
 _log = logging.getLogger(__name__)
 _setting: Setting = "auto"
@@ -63,6 +61,9 @@ class Fallback:
     op: str
     wanted: Name
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: the backend {self.wanted} is not used: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,4 +158,4 @@ def _passed_over(op: str, wanted: Name, reasons: tuple[str, ...]) -> None:
             first = fallback not in _counts
             _counts[fallback] = _counts.get(fallback, 0) + 1
         if first:
-            _log.warning("%s: the backend %s is not used: %s", op, wanted, reason)
+            _log.warning("%s", fallback)

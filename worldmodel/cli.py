@@ -18,7 +18,7 @@ import tyro
 
 from worldmodel import __version__
 from worldmodel.errors import UserError, out_of_memory
-from worldmodel.options import check_range, check_seeds, check_threads
+from worldmodel.options import check_range, check_seeds, check_threads, use_backend, with_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ COMMANDS = {
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
 GROUPS = ("evaluate", "kernels")  # of commands with two words
+RUN_MODELS = ("demo", "trials", "rollout", "serve", "evaluate")  # these have --backend, as has train
 SHIPPED = Path(__file__).resolve().parent.parent / "demos" / "models" / "doom"
 SHIPPED_BASE = SHIPPED.with_name("doom_base")  # the same model before its training on its own rollouts
 
@@ -89,7 +90,10 @@ def main(argv: list[str] | None = None) -> int:
         function = getattr(importlib.import_module(command.module), command.function)
         if name in ("train", "estimate"):  # their options are the fields of the configuration that comes first
             return function(argv[1:])
-        return tyro.cli(_with_positional(function, command.positional), prog=f"worldmodel {name}", args=argv[1:])
+        function = _with_positional(function, command.positional)
+        if name.split()[0] in RUN_MODELS:
+            function = with_backend(function)
+        return tyro.cli(function, prog=f"worldmodel {name}", args=argv[1:])
     except UserError as error:
         print(_line(error), file=sys.stderr)
         return 2
@@ -136,15 +140,20 @@ def train(args: list[str]) -> int:
 
     Example: worldmodel train configs/maze.py --steps 500 --data.batch 4
 
-    Every field of the run is an option: worldmodel train CONFIG --help lists them.
+    Every field of the run is an option: worldmodel train CONFIG --help lists them. So is --backend: how the kernels of
+    attention and around it are computed (auto, triton, xformers, flex, sdpa or reference).
     """
     from worldmodel.train import train as run_training
     from worldmodel.world_recipe import recipe_of
 
-    run = _run("train", train, args)
+    parser = argparse.ArgumentParser("worldmodel train CONFIG", add_help=False, allow_abbrev=False)
+    parser.add_argument("--backend", default="auto")
+    own, rest = parser.parse_known_args(args)
+    run = _run("train", train, rest)
     if run is None:
         return 0
-    metrics = run_training(run)
+    with use_backend(own.backend):
+        metrics = run_training(run)
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"{run.out / 'model'}: " + "  ".join(f"{name} {value:.5f}" for name, value in metrics.items()))
         print(f"next: worldmodel {recipe_of(run).next_command}")

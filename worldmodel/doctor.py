@@ -67,7 +67,7 @@ def report() -> list[Check]:
         able = [replace(found, name=f"{found.name} works") for found in pool.map(check, CAPABILITIES)]
     calibration = _calibration(runs.result())  # alone: the other processes would slow it
     system = [_python(), *_versions(), _cores(), _memory(), _disk()]
-    return [*system, runs.result(), opencv.result(), *able, *_attention(), calibration]
+    return [*system, runs.result(), opencv.result(), *able, *_attention(), *_kernels(runs.result()), calibration]
 
 
 def _python() -> Check:
@@ -176,6 +176,19 @@ def _attention() -> Iterator[Check]:
     else:
         limit = "forward only: it has no backward on the CPU, training uses SDPA with a mask"
         yield Check("attention flex", "ok", limit)
+
+
+def _kernels(torch_runs: Check) -> Iterator[Check]:
+    """What `--backend auto` takes here for every kernel, and why not the others."""
+    if torch_runs.state != "ok":
+        return
+    import torch
+
+    from worldmodel.kernels.overview import overview
+
+    for i, each in enumerate(overview(torch.device("cuda" if torch.cuda.is_available() else "cpu"))):
+        others = "".join(f"; not {name}: {reason}" for name, reason in each.others.items())
+        yield Check(f"kernels {i + 1}", "ok", f"{each.backend} for {', '.join(each.ops)}{others}")
 
 
 def _calibration(torch_runs: Check) -> Check:

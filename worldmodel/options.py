@@ -1,6 +1,13 @@
-"""Ranges of the numbers that a person types: one line that names the option for whatever lies outside."""
+"""Options that many commands have, and ranges of the numbers that a person types: one line that names the option for
+whatever lies outside."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from worldmodel.errors import UserError
+from worldmodel.kernels.names import SETTINGS, Setting
 
 MAX_SEED = 2**62 - 1  # of a stream
 MAX_THREADS = 1024
@@ -27,6 +34,40 @@ def check_seeds(**options: int | tuple[int, ...]) -> None:
 
 def check_threads(threads: int) -> None:
     check_range(1, MAX_THREADS, threads=threads)
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Compute what is in the block by the kernels' backend of this name.
+
+    A UserError if there is none of this name, or if it cannot serve what it is asked for: with its reasons.
+    """
+    if name not in SETTINGS:
+        raise UserError(f"--backend must be one of {', '.join(SETTINGS)}, not '{name}'")
+    from worldmodel.kernels import backend
+
+    try:
+        with backend.using(name):
+            yield
+    except backend.BackendError as error:
+        raise UserError(f"--backend {name}: {error}") from error
+
+
+def with_backend(command: Callable[..., int]) -> Callable[..., int]:
+    """The same command with the option --backend, in force while it runs."""
+    signature = inspect.signature(command)
+    option = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default="auto", annotation=Setting)
+
+    def run(*args: Any, backend: Setting = "auto", **options: Any) -> int:
+        with use_backend(backend):
+            return command(*args, **options)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = signature.replace(  # pyright: ignore[reportFunctionMemberAccess]
+        parameters=[*signature.parameters.values(), option]
+    )
+    run.__annotations__ = command.__annotations__ | {"backend": Setting}
+    return run
 
 
 def _flag(name: str) -> str:

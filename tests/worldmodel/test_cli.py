@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worldmodel.cli import COMMANDS, main
+from worldmodel.cli import COMMANDS, RUN_MODELS, main
 
 ROOT = Path(__file__).parents[2]
 OWN_HELP = ("train", "estimate")
@@ -30,7 +30,9 @@ def test_help_has_an_example(name, capsys):
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])
     assert stop.value.code == 0
-    assert f"Example: worldmodel {name}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"Example: worldmodel {name}" in printed
+    assert ("--backend {auto,triton" in printed) == (name.split()[0] in RUN_MODELS)
 
 
 @pytest.mark.parametrize("name", OWN_HELP)

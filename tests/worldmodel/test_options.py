@@ -3,7 +3,8 @@
 import pytest
 
 from worldmodel.errors import UserError
-from worldmodel.options import MAX_SEED, check_range, check_seeds, check_threads
+from worldmodel.kernels import backend
+from worldmodel.options import MAX_SEED, check_range, check_seeds, check_threads, use_backend, with_backend
 
 
 def test_what_fits_passes() -> None:
@@ -39,3 +40,25 @@ def test_seeds() -> None:
 def test_threads() -> None:
     with pytest.raises(UserError, match=r"^--threads must be in \[1, 1024\], not 0$"):
         check_threads(0)
+
+
+def test_a_backend_is_in_force_while_a_command_runs() -> None:
+    def command(frames: int, scale: int = 2) -> int:
+        """What it does."""
+        seen.append((backend.setting(), frames, scale))
+        return 3
+
+    seen, run = [], with_backend(command)
+    assert run(4, backend="sdpa") == 3 and run(5, scale=6) == 3
+    assert seen == [("sdpa", 4, 2), ("auto", 5, 6)] and backend.setting() == "auto"
+    assert run.__doc__ == "What it does."
+
+
+def test_a_backend_that_cannot_and_one_that_there_is_not_are_one_line() -> None:
+    told = r"^--backend triton: euler: the backend triton cannot: no GPU$"
+    with pytest.raises(UserError, match=told), use_backend("triton"):
+        raise backend.BackendError("euler: the backend triton cannot: no GPU")
+    assert backend.setting() == "auto"
+    told = r"^--backend must be one of auto, triton, xformers, flex, sdpa, reference, not 'cuda'$"
+    with pytest.raises(UserError, match=told), use_backend("cuda"):
+        pass

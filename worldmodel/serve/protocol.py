@@ -343,6 +343,8 @@ class Stats:
     sink: int = 0  # as in Memory
     slow: list[int] = field(default_factory=list)
     ring: int = 0
+    backend: str = "auto"  # of the kernels, as it was asked for
+    fallbacks: dict[str, int] = field(default_factory=dict)  # what auto passed over and why, and how often so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from worldmodel.errors import UserError
+from worldmodel.kernels import backend
 
 from .companion import Companion
 from .downloads import Downloads
@@ -215,6 +216,7 @@ class Session:
             memory_bytes=dream.state.memory.nbytes if dream else 0, held=dream.held if dream else 0,
             frames=self.projector.index, steps=self.choices.steps, paused=self._paused,
             recording=self._keepsakes.recording, clients=clients, sink=sink, slow=slow, ring=ring,
+            backend=backend.setting(), fallbacks={str(each): count for each, count in backend.fallbacks().items()},
         )  # fmt: skip
 
     def _ask(self, request: Callable[[], object]) -> None:

@@ -145,6 +145,7 @@ def test_the_overlay_counts(painted, serving, open_page) -> None:
         assert 0 < number(page, "key to picture") < 5000
         assert number(page, "viewers") == 1
         assert number(page, "memory") == 12
+        assert page.text_content('#numbers dd[data-name="kernels"]') == "auto"
         (session,) = studio.sessions
         assert session.projector.index >= number(page, "frame")
         assert set(session.meter.stages()) == {"sample", "remember", "decode", "encode", "send"}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from talk import fast, get, wait_for
 
+from worldmodel.kernels import backend
 from worldmodel.serve.client import Client
 from worldmodel.serve.protocol import (
     CONTEXT,
@@ -137,6 +138,15 @@ def test_settings(world, serving) -> None:
         assert (session.choices.quality, session.choices.steps, session.choices.policy) == (50, 5, "latest")
         assert session.choices.pace == 0
         assert client.message("stats")["steps"] == 5
+
+
+def test_stats_tell_the_backend_and_count_what_auto_passed_over(world, serving, monkeypatch) -> None:
+    passed = {backend.Fallback("attention", "triton", "head size 24"): 7}
+    monkeypatch.setattr(backend, "fallbacks", lambda: passed)
+    with serving(world) as (address, _), Client(address, fast()) as client:
+        stats = client.message("stats")
+    told = "attention: the backend triton is not used: head size 24"
+    assert stats["backend"] == "auto" and stats["fallbacks"] == {told: 7}
 
 
 def test_bookmark_returns_to_the_same_moment(world, serving) -> None:

@@ -52,12 +52,15 @@ export class Overlay {
       ["frame", stats.frames.toLocaleString("en")],
       ["viewers", stats.clients],
     ];
+    const passed = Object.entries(stats.fallbacks ?? {}), times = passed.reduce((sum, [, count]) => sum + count, 0);
+    rows.push(["kernels", `${stats.backend}${times ? `, ${times} fallbacks` : ""}`]);
     if (stats.held) rows.push(["not finite", `${stats.held} chunks held`]);
     this.numbers.replaceChildren(...rows.flatMap(([name, value]) => {
       const term = document.createElement("dt"), data = document.createElement("dd");
       term.textContent = name;
       data.textContent = value;
       data.dataset.name = name;
+      if (name === "kernels") data.title = passed.map(([why, count]) => `${count} × ${why}`).join("\n");
       return [term, data];
     }));
     this.#curve();

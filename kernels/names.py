@@ -1,0 +1,7 @@
+"""The names of backends, which a person may ask for; importable without torch."""
+
+from typing import Literal, get_args
+
+Name = Literal["triton", "xformers", "flex", "sdpa", "reference"]
+Setting = Literal["auto", "triton", "xformers", "flex", "sdpa", "reference"]
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
