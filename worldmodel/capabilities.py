@@ -279,6 +279,12 @@ def _ray() -> Check:
     return _by_probe("ray", ("ray",), "import ray; print(ray.__version__)", SIM, "reinstall ray")
 
 
+def _openpi_client() -> Check:
+    code = "from openpi_client import websocket_client_policy; print('openpi-client')"
+    install = "pip install --no-deps openpi-client (it asks for an older NumPy, and works with this one)"
+    return _by_probe("openpi-client", ("openpi_client",), code, install, "reinstall openpi-client")
+
+
 def _proc() -> Check:
     """Processes as files: what the tests of killed workers look at."""
     if Path("/proc/self/stat").is_file():
@@ -313,6 +319,7 @@ CAPABILITIES: dict[str, Callable[[], Check]] = {
     "metaworld": once(_metaworld),  # asks for egl
     "cuda": once(_cuda),
     "xformers": once(_xformers),  # asks for cuda
+    "openpi-client": once(_openpi_client),
     "proc": once(_proc),
     "mount": once(_mount),
 }

@@ -40,11 +40,14 @@ class Guard:
         self._token = token
 
     def refusal(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        """Why a request may not pass, None if it may: it is foreign, or does not have the token."""
+        """Why a request may not pass, None if it may: it is foreign, or does not have the token.
+
+        The token is a bearer's or (openpi's clients) an API key in the header Authorization, or `token` in the query.
+        """
         if (line := self.foreign(headers)) is not None or self._token is None:
             return line
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer if scheme.lower() == "bearer" else query.get("token", "")
+        given = bearer if scheme.lower() in ("bearer", "api-key") else query.get("token", "")
         right = hmac.compare_digest(given.encode(), self._token.encode())
         return None if right else "this server needs its token: open the address that it printed when it started"
 

@@ -72,7 +72,7 @@ def serve(
     with contextlib.closing(listen(host, port)) as listener:
         limits = Limits(sessions=max_sessions)
         studio = Studio(world, limits, name=name, also=also, real=real, recordings=recordings)
-        with _termination_interrupts(), ends, _opened(studio, token) as server:
+        with termination_interrupts(), ends, _opened(studio, token) as server:
             address = address_of(listener, token)
             print(f"drive the world at {address} (Ctrl-C ends)", flush=True)
             if open_browser:
@@ -111,7 +111,7 @@ def _opened(studio: Studio, token: str | None) -> Iterator[uvicorn.Server]:
 
 
 @contextlib.contextmanager
-def _termination_interrupts() -> Iterator[None]:
+def termination_interrupts() -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt, as Ctrl-C does; in a thread, which gets no signals, nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
