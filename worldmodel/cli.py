@@ -18,6 +18,7 @@ import tyro
 
 from worldmodel import __version__
 from worldmodel.errors import UserError, out_of_memory
+from worldmodel.heap import keep_freed_memory
 from worldmodel.options import check_range, check_seeds, check_threads, use_backend, with_backend
 
 
@@ -87,6 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         if name not in COMMANDS:
             raise UserError(f"no command '{name}'; there are {', '.join(COMMANDS)}")
         command = COMMANDS[name]
+        keep_freed_memory()
         function = getattr(importlib.import_module(command.module), command.function)
         if name in ("train", "estimate"):  # their options are the fields of the configuration that comes first
             return function(argv[1:])
