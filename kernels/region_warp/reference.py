@@ -33,24 +33,34 @@ def region_warp(
         m = inverse[b].float()
         u, v = m[0, 0] * x + m[0, 1] * y + m[0, 2], m[1, 0] * x + m[1, 1] * y + m[1, 2]
         region = frame[b, y0:y1, x0:x1]
-        seen = _sample(mask[b].float()[..., None], u, v, zero=True)
-        new = _sample(patch[b].float(), u, v, zero=False)
+        new, seen = _samples(patch[b].float(), mask[b].float(), u, v)
         old = region.float()
         blended = torch.floor(old + seen * (new - old) + 0.5).clamp(0, 255).to(torch.uint8)
         region.copy_(torch.where(seen > 0, blended, region))
 
 
-def _sample(image: Tensor, u: Tensor, v: Tensor, zero: bool) -> Tensor:
-    """Bilinear samples of an image [h, w, C] at (u, v) [...]; outside, its border or zero."""
-    height, width = image.shape[:2]
+def _samples(patch: Tensor, mask: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Bilinear samples of a patch [h, w, C] and its mask [h, w] at (u, v) [...]; outside, the patch's border and 0."""
+    height, width = mask.shape
+    both = torch.cat((patch, mask[..., None]), -1).flatten(0, 1)
     left, top = torch.floor(u), torch.floor(v)
     a, b = (u - left)[..., None], (v - top)[..., None]
+    columns, rows = ([_inside(at, size), _inside(at + 1, size)] for at, size in ((left, width), (top, height)))
 
-    def at(x: Tensor, y: Tensor) -> Tensor:
-        found = image[y.nan_to_num().clamp(0, height - 1).long(), x.nan_to_num().clamp(0, width - 1).long()]
-        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-        return torch.where(inside[..., None], found, 0) if zero else found
+    def at(row: tuple[Tensor, Tensor], column: tuple[Tensor, Tensor]) -> Tensor:
+        (y, in_y), (x, in_x) = row, column
+        found = both.index_select(0, (y * width + x).flatten()).view(*u.shape, -1)
+        found[..., -1] = torch.where(in_y & in_x, found[..., -1], 0)
+        return found
 
-    above = at(left, top) + a * (at(left + 1, top) - at(left, top))
-    below = at(left, top + 1) + a * (at(left + 1, top + 1) - at(left, top + 1))
-    return above + b * (below - above)
+    lines = []
+    for row in rows:
+        first, second = (at(row, column) for column in columns)
+        lines.append(first + a * (second - first))
+    found = lines[0] + b * (lines[1] - lines[0])
+    return found[..., :-1], found[..., -1:]
+
+
+def _inside(at: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Places as indices below `size`, the nearest ones for those outside, and which are not outside."""
+    return at.nan_to_num().clamp(0, size - 1).long(), (at >= 0) & (at < size)
