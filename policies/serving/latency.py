@@ -10,7 +10,7 @@ from worldmodel.datasets.evaluate import as_typed, finish, prepare
 from worldmodel.errors import UserError
 from worldmodel.evaluate.report import Metric, Report, Table
 from worldmodel.options import check_range
-from worldmodel.policies.policy import Policy
+from worldmodel.policies.policy import find_policy
 from worldmodel.policies.serving.load import Counted, drive
 from worldmodel.policies.serving.served import ServedPolicy
 from worldmodel.policies.serving.server import Serving, background
@@ -49,7 +49,7 @@ def policy_latency(
     if not 0 <= patience_ms <= 1000:
         raise UserError(f"--patience-ms must be in [0, 1000], not {patience_ms}")
     prepare(device, threads)
-    served = ServedPolicy(Policy.find(checkpoint, device), together)
+    served = ServedPolicy(find_policy(checkpoint, device), together, "naive")
     speed = calibrate()
     found = {number: measure(served, number, seconds, rate, patience_ms / 1000) for number in clients}
     metrics = {"gflops": Metric(speed.gflops, "GFLOP/s"), "load": Metric(speed.load)}

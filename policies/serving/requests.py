@@ -67,7 +67,7 @@ def metadata(served: Served, max_message: int) -> dict[str, Any]:
         IMAGES + camera: {"dtype": "uint8", "shape": [*interface.size, 3]} for camera in interface.cameras
     }
     keys[STATE] = {"dtype": "float32", "shape": [len(interface.state.names)], "names": list(interface.state.names)}
-    if interface.vocabulary:
+    if interface.instructed:
         keys[PROMPT] = {"dtype": "str", "words": list(interface.vocabulary)}
     actions = interface.action.names
     return {
@@ -85,7 +85,7 @@ def read_request(message: Mapping[str, Any], served: Served, seed: int, step: in
     """A message as a request; seed and step are for one that gives none. UserError with all that is wrong with it."""
     interface, wrong = served.interface, list[str]()
     pictures = [IMAGES + camera for camera in interface.cameras]
-    wanted = [*pictures, STATE, *([PROMPT] if interface.vocabulary else [])]
+    wanted = [*pictures, STATE, *([PROMPT] if interface.instructed else [])]
     if missing := [key for key in wanted if key not in message]:
         wrong.append(f"missing: {', '.join(missing)}")
     if unknown := [f"{key:.60}" for key in message if key not in (*wanted, PROMPT, *OPTIONAL)]:
@@ -98,7 +98,7 @@ def read_request(message: Mapping[str, Any], served: Served, seed: int, step: in
     words: list[int] = []
     if PROMPT in message:
         try:
-            words = interface.encode(_text(message[PROMPT])) if interface.vocabulary else []
+            words = interface.encode(_text(message[PROMPT])) if interface.instructed else []
         except UserError as error:
             wrong.append(str(error))
     numbers: dict[str, int] = {}

@@ -6,9 +6,9 @@
             if command.action is not None:
                 robot.move_to(command.action)
 
-While a chunk is carried out the next one is asked for; the request holds what is planned from this moment on and for
-how many steps the answer is expected to take, so that the server can continue it (real-time chunking, 2506.07339; see
-`planning`). Time is counted in control steps, that is in calls of `act`: there is no clock in here.
+While a chunk is carried out the next one is asked for; the request holds what is planned from this moment on and how
+many steps the answer is expected to take, so that the server can continue it (real-time chunking, 2506.07339; see
+`planning`): that many steps are carried out as planned even if the answer is early. Time is counted in control steps, that is in calls of `act`: there is no clock in here.
 
 Letters: K actions of a chunk, A numbers of an action.
 """
@@ -58,7 +58,7 @@ class Counts:
 
     chunks: int = 0  # that were taken over
     stale: int = 0  # that came when all their actions were in the past, or the robot had been stopped meanwhile
-    late: int = 0  # that took more steps than the server had been told
+    late: int = 0  # that took more steps than expected
     failed: int = 0  # requests without a chunk
     held: int = 0  # steps
 
@@ -83,7 +83,8 @@ class _Asked:
     """A request under way."""
 
     moment: int
-    delay: int  # that the server was told
+    expected: int  # steps that the answer may take
+    fixed: int  # of the actions planned then, as the server was told
     turn: int  # of the robot, which each stop and reset ends
 
 
@@ -120,6 +121,7 @@ class RobotClient:
             if not least <= value <= self._chunk:
                 raise UserError(f"{name} must be in [{least}, {self._chunk}], the policy's chunk, not {value}")
         self._link, self._hold, self._seed, self._prompt = link, hold, seed, prompt
+        self._continues = link.metadata.get("chunking", "naive") != "naive"  # else it makes nothing of what is planned
         self._delays = deque([delay], maxlen=RECENT)
         self._plan: _Plan | None = None
         self._asked: _Asked | None = None
@@ -192,11 +194,11 @@ class RobotClient:
             self.counts.stale += 1
             self._why = f"the last chunk took {taken} steps, longer than it lasts"
             return
-        self.counts.late += taken > asked.delay
+        self.counts.late += taken > asked.expected
         self.counts.chunks += 1
         self._why = ""
         made = _Plan(asked.moment, reply.actions, np.full(self._chunk, asked.moment), asked.moment)
-        self._plan = _joined(self._plan, made, moment, asked.moment + asked.delay)
+        self._plan = _joined(self._plan, made, moment, asked.moment + asked.fixed)
 
     def _wrong(self, reply: Reply) -> str | None:
         if reply.actions is None:
@@ -217,12 +219,12 @@ class RobotClient:
         if self._prompt is not None and "prompt" not in request:
             request["prompt"] = self._prompt
         planned = None if self._plan is None else self._plan.after(moment)
-        told = 0
-        if planned is not None and len(planned.actions):
-            told = min(self.delay, len(planned.actions))
-            request |= {"committed": planned.actions, "delay": told}
+        fixed = 0
+        if self._continues and planned is not None and len(planned.actions):
+            fixed = min(self.delay, len(planned.actions))
+            request |= {"committed": planned.actions, "delay": fixed}
         self._link.ask(request)
-        self._asked = _Asked(moment, told, self._turn)
+        self._asked = _Asked(moment, self.delay, fixed, self._turn)
 
     def _command(self, observation: Mapping[str, Any], moment: int) -> Command:
         if self._stopped.is_set():

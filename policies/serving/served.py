@@ -1,4 +1,4 @@
-"""A policy of ours behind the server: requests to chunks, in one thread.
+"""A policy behind the server: requests to chunks, in one thread.
 
 Every request goes through the policy as a batch of one, so that its answer is the same, to the last bit, whoever else
 is waiting. With `together` those that wait share a batch, which is faster on a GPU and agrees only to rounding.
@@ -12,19 +12,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from worldmodel.errors import UserError
 from worldmodel.policies.observation import Interface, Observation
 from worldmodel.policies.planning import Chunking, Committed, plan
-from worldmodel.policies.policy import Policy
+from worldmodel.policies.policy import AnyPolicy
 from worldmodel.policies.serving.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """chunking: what is done with the committed actions of a request (see `planning`)."""
+    """chunking: what is done with the committed actions of a request (see `planning`). UserError if the policy cannot
+    do so."""
 
-    policy: Policy
+    policy: AnyPolicy
     together: bool = False
     chunking: Chunking = "guided"
+
+    def __post_init__(self) -> None:
+        if self.chunking not in self.policy.chunkings:
+            can = ", ".join(self.policy.chunkings)
+            raise UserError(f"chunking {self.chunking}: this policy can join its chunks by {can} only")
 
     @property
     def interface(self) -> Interface:
@@ -40,7 +47,7 @@ class ServedPolicy:
 
     @property
     def device(self) -> torch.device:
-        return self.policy.model.action_in.weight.device
+        return self.policy.device
 
     def infer(self, requests: list[Request]) -> list[NDArray[np.float32]]:
         """The next chunk of each request, [K, A] in the robot's units. Never fewer or more rows than requests."""

@@ -23,7 +23,7 @@ from fastapi.responses import PlainTextResponse
 from worldmodel.errors import UserError
 from worldmodel.options import check_range, check_seeds, check_threads
 from worldmodel.policies.planning import Chunking
-from worldmodel.policies.policy import Policy
+from worldmodel.policies.policy import find_policy
 from worldmodel.policies.serving.framing import FramingError, pack, unpack
 from worldmodel.policies.serving.requests import Served, metadata, read_request
 from worldmodel.policies.serving.served import ServedPolicy
@@ -75,7 +75,7 @@ def serve_policy(
     if not 0 <= patience_ms <= 1000:
         raise UserError(f"--patience-ms must be in [0, 1000], not {patience_ms}")
     torch.set_num_threads(threads)
-    served = ServedPolicy(Policy.find(checkpoint, device), together, chunking)
+    served = ServedPolicy(find_policy(checkpoint, device), together, chunking)
     rows = max_clients if together else 1
     serving = Serving(clients=max_clients, rows=rows, patience=patience_ms / 1000 if together else 0.0, seed=seed)
     check_binding(host, token)
