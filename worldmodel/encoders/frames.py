@@ -143,32 +143,34 @@ class LocalEncoder:
 
     def __init__(self, path: Path, size: int = 224, device: torch.device | str = "cpu") -> None:
         self.name, self.size, self.path, self.device = path.stem.replace("-", "_"), size, path, device
-        net, self.pooled = _transformers(path) if path.is_dir() else (_torchscript(path), False)
-        self.net = net.to(device)
+        self.net, self.pooled = _transformers(path, device) if path.is_dir() else (_torchscript(path, device), False)
         for parameter in self.net.parameters():
             parameter.requires_grad_(False)
 
     def features(self, pixels: Tensor) -> Tensor:
         x = (_resized(unit(pixels.to(self.device)), self.size) + 1) / 2
         x = (x - x.new_tensor(self.MEAN)[:, None, None]) / x.new_tensor(self.DEVIATION)[:, None, None]
+        x = x.contiguous(memory_format=torch.channels_last)
         out = self.net(x).pooler_output if self.pooled else self.net(x)
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(pixels):
             raise UserError(f"{self.path}: an encoder must return features [N, D], this one does not")
         return out.float()
 
 
-def _torchscript(path: Path) -> nn.Module:
+def _torchscript(path: Path, device: torch.device | str) -> nn.Module:
+    """Frozen, with normalisations folded into the convolutions before them; MobileNetV2 takes half as long on a CPU."""
     if not path.is_file():
         raise UserError(
             f"{path}: no such encoder; give lite0, autoencoder, autoencoder_hidden, a TorchScript file or a folder"
         )
     try:
-        return torch.jit.load(str(path), map_location="cpu").eval()
+        net = torch.jit.load(str(path), map_location=device).eval().to(memory_format=torch.channels_last)
+        return torch.jit.freeze(net)
     except RuntimeError as error:
         raise UserError(f"{path}: not a TorchScript file ({str(error).splitlines()[0]})") from error
 
 
-def _transformers(path: Path) -> tuple[nn.Module, bool]:
+def _transformers(path: Path, device: torch.device | str) -> tuple[nn.Module, bool]:
     config = read_json(path / "config.json")
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path}: an encoder's folder needs a config.json of transformers with a model_type")
@@ -178,7 +180,7 @@ def _transformers(path: Path) -> tuple[nn.Module, bool]:
         net = AutoModel.from_pretrained(path, local_files_only=True, use_safetensors=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from error
-    return net.eval(), True
+    return net.eval().to(device), True
 
 
 def open_encoder(choice: str, tokenizer: Tokenizer, device: torch.device | str = "cpu") -> Encoder:
