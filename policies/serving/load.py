@@ -50,7 +50,7 @@ def example(metadata: Mapping[str, Any], rng: np.random.Generator) -> dict[str, 
         elif of["dtype"] == "float32":
             made[key] = rng.uniform(-0.1, 0.1, of["shape"]).astype(np.float32)
         else:
-            made[key] = of["words"][0]
+            made[key] = next(iter(of["words"]), "go")
     return made
 
 

@@ -8,7 +8,8 @@
 
 While a chunk is carried out the next one is asked for; the request holds what is planned from this moment on and how
 many steps the answer is expected to take, so that the server can continue it (real-time chunking, 2506.07339; see
-`planning`): that many steps are carried out as planned even if the answer is early. Time is counted in control steps, that is in calls of `act`: there is no clock in here.
+`planning`): that many steps are carried out as planned even if the answer is early. Time is counted in control steps,
+that is in calls of `act`: there is no clock in here.
 
 Letters: K actions of a chunk, A numbers of an action.
 """

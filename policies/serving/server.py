@@ -55,7 +55,7 @@ def serve_policy(
     max_clients: int = 16,
     together: bool = False,
     patience_ms: float = 2.0,
-    chunking: Chunking = "guided",
+    chunking: Chunking | None = None,
     seed: int = 0,
     device: str = "cpu",
     threads: int = 1,
@@ -66,8 +66,8 @@ def serve_policy(
 
     Observations go through the policy one by one, so that an answer does not depend on who else asks; --together infers
     those that wait in one batch (faster on a GPU, the same to rounding only), for which the first waits at most
-    --patience-ms. --chunking says what is done with the committed actions that a moving robot sends. Any --host that is
-    not loopback needs a --token. docs/guide/policies.md describes the messages.
+    --patience-ms. --chunking: how a chunk goes on from what a moving robot has committed itself to (guided, where the
+    policy can do so). Any --host that is not loopback needs a --token. docs/guide/policies.md describes the messages.
     """
     check_range(1, 1024, max_clients=max_clients)
     check_seeds(seed=seed)
@@ -75,14 +75,17 @@ def serve_policy(
     if not 0 <= patience_ms <= 1000:
         raise UserError(f"--patience-ms must be in [0, 1000], not {patience_ms}")
     torch.set_num_threads(threads)
-    served = ServedPolicy(find_policy(checkpoint, device), together, chunking)
+    policy = find_policy(checkpoint, device)
+    if chunking is None:
+        chunking = "guided" if "guided" in policy.chunkings else "naive"
+    served = ServedPolicy(policy, together, chunking)
     rows = max_clients if together else 1
     serving = Serving(clients=max_clients, rows=rows, patience=patience_ms / 1000 if together else 0.0, seed=seed)
     check_binding(host, token)
     with contextlib.closing(listen(host, port)) as listener, Line(served, serving.rows, serving.patience) as line:
         address = _as_websocket(address_of(listener, token))
         with termination_interrupts(), contextlib.suppress(KeyboardInterrupt):
-            print(f"the policy answers at {address} (Ctrl-C ends)", flush=True)
+            print(f"the policy answers at {address} ({chunking} chunks; Ctrl-C ends)", flush=True)
             uvicorn.Server(configuration(create_app(served, line, serving, token), served)).run(sockets=[listener])
         print(f"{line.answered} chunks were made", file=sys.stderr)
     return 0

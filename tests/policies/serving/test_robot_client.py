@@ -199,7 +199,8 @@ def test_whatever_the_delays_no_action_is_too_old_or_of_another_moment(delays, e
     client = RobotClient(Delayed(*delays), execute=execute, delay=delay, max_age=max_age)
     for moment, (state, age, action) in enumerate(acted(client, 60)):
         if state == "policy":
-            assert action == (moment - age, moment) and 0 <= age <= max_age and age < CHUNK
+            assert age is not None and action == (moment - age, moment)
+            assert 0 <= age <= max_age and age < CHUNK
     counts = client.counts
     assert counts.chunks + counts.stale <= 60 and counts.failed == 0
 
