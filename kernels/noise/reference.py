@@ -20,14 +20,20 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Four 32-bit words per counter. All arguments are int64 tensors holding 32-bit values, broadcast together."""
-    c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
-    k0, k1 = key
+    c0, c1, c2, c3, k0, k1 = torch.broadcast_tensors(*counter, *key)
+    (w0, w2), (w1, w3) = _rounds(torch.stack((c0, c2)), torch.stack((c1, c3)), torch.stack((k0, k1)))
+    return w0, w1, w2, w3
+
+
+def _rounds(even: Tensor, odd: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Words 0 and 2, and words 1 and 3, [2, ...] each, after ten rounds; key [2, ...]. A round's two halves in one."""
+    half = torch.arange(2, device=key.device).view(-1, *(1,) * (key.ndim - 1))
+    multiplier, weyl = (a + half * (b - a) for a, b in (_MULTIPLIERS, _WEYL))
     for _ in range(10):
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # 64-bit products; int64 wraps, the bits are right
-        high0, high1 = (p0 >> 32) & _MASK, (p1 >> 32) & _MASK
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, p1 & _MASK, high0 ^ c3 ^ k1, p0 & _MASK
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
+        products = (even * multiplier).flip(0)  # 64 bits each; int64 wraps, the bits are right
+        even, odd = ((products >> 32) ^ odd ^ key) & _MASK, products & _MASK  # what lies above the 32 bits goes
+        key = key + weyl
+    return even, odd
 
 
 def _box_muller(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,22 +49,25 @@ def normal(seed: Tensor, frame: Tensor, step: int, shape: tuple[int, ...]) -> Te
     Returns [B, K, *shape] fp32 on the device of `seed`.
     """
     size = math.prod(shape)
-    a, b, c, d = _words(seed, frame, step, (size + 3) // 4)
-    flat = torch.stack((*_box_muller(a, b), *_box_muller(c, d)), -1).flatten(-2)[..., :size]
+    pairs = torch.stack(_box_muller(*_words(seed, frame, step, (size + 3) // 4)), -1)  # [2, B, K, blocks, 2]
+    flat = pairs.movedim(0, -2).flatten(-3)[..., :size]
     return flat.float().reshape(*frame.shape, *shape)
 
 
 def uniform(seed: Tensor, frame: Tensor, step: int) -> Tensor:
     """One uniform number in [0, 1) per frame, [B, K] fp32. Arguments as for `normal`."""
-    word = _words(seed, frame, step, 1)[0][..., 0]
+    word = _words(seed, frame, step, 1)[0][0, ..., 0]
     return (word >> 8).float() * 2.0**-24
 
 
-def _words(seed: Tensor, frame: Tensor, step: int, blocks: int) -> tuple[Tensor, ...]:
-    block = torch.arange(blocks, device=seed.device)
-    counter = (block, (frame & _MASK)[..., None], ((frame >> 32) & _MASK)[..., None], torch.full_like(block, step))
-    key = ((seed & _MASK)[:, None, None], ((seed >> 32) & _MASK)[:, None, None])
-    return philox(counter, key)
+def _words(seed: Tensor, frame: Tensor, step: int, blocks: int) -> tuple[Tensor, Tensor]:
+    """Words 0 and 2, and words 1 and 3, of every block of a frame, two of [2, B, K, blocks]."""
+    shape = *frame.shape, blocks
+    block = torch.arange(blocks, device=seed.device).expand(shape)
+    even = torch.stack((block, (frame >> 32)[..., None].expand(shape))) & _MASK
+    odd = torch.stack((frame & _MASK, torch.full_like(frame, step)))[..., None].expand(2, *shape)
+    key = torch.stack((seed, seed >> 32))[:, :, None, None] & _MASK
+    return _rounds(even, odd, key)
 
 
 def row_seed(run_seed: int, index: Tensor) -> Tensor:
