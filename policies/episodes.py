@@ -8,6 +8,7 @@ that has finished stands still until all of its group have: no case is left out 
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,8 +22,8 @@ from worldmodel import noise
 from worldmodel.errors import UserError
 from worldmodel.policies.observation import Interface, Observation
 from worldmodel.policies.planning import Chunking, Committed, ensembled, plan
-from worldmodel.policies.policy import Policy
-from worldmodel.policies.robot import HandRobot
+from worldmodel.policies.policy import AnyPolicy
+from worldmodel.policies.robot import ACTIONS, HandRobot
 from worldmodel.policies.shifts import parse_shift
 
 SEEDS = 2**31  # of a simulator
@@ -68,7 +69,7 @@ class Settings:
     chunking: Chunking = "naive"
     seed: int = 0
 
-    def check(self, policy: Policy) -> None:
+    def check(self, policy: AnyPolicy) -> None:
         """UserError for numbers out of range, and for what this policy cannot do."""
         execute, chunk = policy.acting.execute, policy.model.chunk
         for name, value, least, most in (
@@ -79,6 +80,8 @@ class Settings:
             if not least <= value <= most:
                 more = f" (the policy executes {execute} of {chunk} actions)" if name == "delay" else ""
                 raise UserError(f"{name} must be in [{least}, {most}]{more}, not {value}")
+        if self.delay and self.chunking not in policy.chunkings:
+            raise UserError(f"chunking: this policy can join its chunks by {', '.join(policy.chunkings)} only")
         if self.delay and policy.acting.ensemble is not None:
             raise UserError("delay: chunks that are made while moving cannot be ensembled; set acting.ensemble to None")
 
@@ -116,6 +119,7 @@ class _Lane:
     words: list[int]
     seed: int  # of the sampler's noise
     state: NDArray[np.float32]
+    recent: deque[tuple[NDArray[np.uint8], NDArray[np.float32]]]  # pictures and states that the policy looks at
     last: Tensor | None = None  # normalised, the chunk that is being carried out
     chunks: list[tuple[int, Tensor]] = field(default_factory=list)  # for ensembling, in the robot's units
     targets: list[NDArray[np.float32]] = field(default_factory=list)  # that were commanded
@@ -153,29 +157,21 @@ class Robots:
 
 def open_for(task: str, interface: Interface) -> HandRobot:
     """The robot that a policy of this interface acts on. UserErrors for what is missing and what does not fit."""
-    from worldmodel.datasets.worlds.metaworld import check_task
+    from worldmodel.datasets.worlds.metaworld import CAMERAS, FPS, STATES, check_task
 
+    name, _ = check_task(task, None, interface.size[0])
+    wrong = [f"no camera '{camera}': there are {', '.join(CAMERAS)}" for camera in interface.cameras
+             if camera not in CAMERAS]  # fmt: skip
     if interface.size[0] != interface.size[1]:
-        raise UserError(f"the policy sees pictures of {interface.size}, this robot's are square")
-    name, _ = check_task(task, interface.cameras[0], interface.size[0])
-    robot = HandRobot(name, cameras=interface.cameras, size=interface.size[0])
-    wrong = [
-        f"{what}: the policy has {', '.join(mine)}, the robot {', '.join(its)}"
-        for what, mine, its in (
-            ("state", interface.state.names, robot.facts.state_names),
-            ("action", interface.action.names, robot.facts.action_names),
-        )
-        if mine != its
-    ]
-    if interface.fps != robot.facts.fps:
-        wrong.append(f"fps: the policy has {interface.fps}, the robot {robot.facts.fps}")
+        wrong.append(f"the policy sees pictures of {interface.size}, this robot's are square")
+    wrong += interface.misfits(STATES, ACTIONS, FPS)
     if wrong:
         raise UserError(f"robot/{name}: {'; '.join(wrong)}")
-    return robot
+    return HandRobot(name, cameras=interface.cameras, size=interface.size[0])
 
 
 def run_cases(
-    policy: Policy,
+    policy: AnyPolicy,
     todo: Sequence[Case],
     settings: Settings,
     robots: Robots,
@@ -194,7 +190,7 @@ def run_cases(
         lanes = list[_Lane]()
         for number, case in enumerate(group):
             robot = robots.get(case.task, sum(lane.case.task == case.task for lane in lanes))
-            lanes.append(_begin(case, robot, policy.interface, seeds[first + number]))
+            lanes.append(_begin(case, robot, policy, seeds[first + number]))
             lanes[-1].context = None if contexts is None else contexts[first + number]
         for moment in range(0, settings.horizon, policy.acting.execute):
             running = [lane for lane in lanes if not lane.over]
@@ -205,31 +201,24 @@ def run_cases(
             yield _row(lane), Trial(np.stack(lane.seen), np.stack(lane.read), np.stack(lane.told))
 
 
-def _begin(case: Case, robot: HandRobot, interface: Interface, seed: int) -> _Lane:
+def _begin(case: Case, robot: HandRobot, policy: AnyPolicy, seed: int) -> _Lane:
     robot.become(parse_shift(case.shift))
     observation, _ = robot.reset(seed=case.seed)
-    return _Lane(case, robot, interface.encode(robot.facts.task), seed, observation["state"])
+    recent = deque[tuple[NDArray[np.uint8], NDArray[np.float32]]](maxlen=policy.history)
+    return _Lane(case, robot, policy.interface.encode(robot.facts.task), seed, observation["state"], recent)
 
 
-def _plan(policy: Policy, lanes: list[_Lane], moment: int, settings: Settings) -> None:
+def _plan(policy: AnyPolicy, lanes: list[_Lane], moment: int, settings: Settings) -> None:
     """The next chunk of every lane: in one batch, or one after another, which is the same to the last bit always."""
     for group in [lanes] if settings.together and lanes else [[lane] for lane in lanes]:
         for lane in group:
-            views = lane.robot.look()
-            pictures = np.stack([views[camera] for camera in policy.interface.cameras])
-            lane.seen.append(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)))
+            _look(policy, lane)
+            lane.seen.append(lane.recent[-1][0])
             lane.read.append(lane.state)
-        seen = Observation(
-            image=torch.from_numpy(np.stack([lane.seen[-1] for lane in group])),
-            state=torch.from_numpy(np.stack([lane.state for lane in group])),
-            words=torch.tensor([lane.words for lane in group]),
-            length=policy.model.chunk,
-            context=_contexts(policy, group),
-        )
         made = plan(
             policy.model,
             policy.acting.sampler,
-            seen,
+            _observation(policy, group),
             torch.tensor([lane.seed for lane in group]),
             torch.full((len(group),), moment),
             settings.chunking,
@@ -245,15 +234,39 @@ def _plan(policy: Policy, lanes: list[_Lane], moment: int, settings: Settings) -
                 lane.chunks.append((moment, policy.model.in_units(chunk)))
 
 
-def _contexts(policy: Policy, group: list[_Lane]) -> Tensor | None:
+def _look(policy: AnyPolicy, lane: _Lane) -> None:
+    """Keep what the robot sees and reads now."""
+    views = lane.robot.look()
+    pictures = np.stack([views[camera] for camera in policy.interface.cameras])
+    lane.recent.append((np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)), lane.state))
+
+
+def _observation(policy: AnyPolicy, group: list[_Lane]) -> Observation:
+    """What the robots see now, and before as far as the policy looks back."""
+    words = torch.tensor([lane.words for lane in group])
+    seen = None
+    for moment in zip(*(lane.recent for lane in group), strict=True):  # they have all begun together
+        seen = Observation(
+            image=torch.from_numpy(np.stack([pictures for pictures, _ in moment])),
+            state=torch.from_numpy(np.stack([state for _, state in moment])),
+            words=words,
+            length=policy.model.chunk,
+            context=_contexts(group),
+            past=seen,
+        )
+    assert seen is not None
+    return seen
+
+
+def _contexts(group: list[_Lane]) -> Tensor | None:
     """[B, D], or None where nothing is known of any; zeros change nothing."""
-    if all(lane.context is None for lane in group):
+    known = next((lane.context for lane in group if lane.context is not None), None)
+    if known is None:
         return None
-    zeros = torch.zeros(policy.model.cfg.dim)
-    return torch.stack([zeros if lane.context is None else lane.context for lane in group])
+    return torch.stack([torch.zeros_like(known) if lane.context is None else lane.context for lane in group])
 
 
-def _committed(policy: Policy, group: list[_Lane], settings: Settings) -> Committed | None:
+def _committed(policy: AnyPolicy, group: list[_Lane], settings: Settings) -> Committed | None:
     if not settings.delay or any(lane.last is None for lane in group):
         return None
     last = torch.stack([lane.last for lane in group if lane.last is not None])
@@ -262,7 +275,7 @@ def _committed(policy: Policy, group: list[_Lane], settings: Settings) -> Commit
     return Committed(held, planned, settings.delay)
 
 
-def _carry_out(policy: Policy, lane: _Lane, moment: int, settings: Settings) -> None:
+def _carry_out(policy: AnyPolicy, lane: _Lane, moment: int, settings: Settings) -> None:
     assert lane.last is not None
     chunk = policy.model.in_units(lane.last)
     for step in range(min(policy.acting.execute, settings.horizon - moment)):
@@ -281,6 +294,8 @@ def _carry_out(policy: Policy, lane: _Lane, moment: int, settings: Settings) -> 
         if ended or truncated:
             lane.over = True
             return
+        if 0 < policy.acting.execute - 1 - step < policy.history:
+            _look(policy, lane)
 
 
 def _row(lane: _Lane) -> Row:
@@ -302,7 +317,7 @@ class Evaluated:
 
 
 def evaluate(
-    policy: Policy,
+    policy: AnyPolicy,
     todo: Sequence[Case],
     settings: Settings,
     robots: Robots,

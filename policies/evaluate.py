@@ -19,7 +19,7 @@ from worldmodel.pixels import check_video, enlarge, write_video
 from worldmodel.policies.episodes import Case, Evaluated, Robots, Row, Settings, cases, evaluate, open_for
 from worldmodel.policies.observation import Interface
 from worldmodel.policies.planning import Chunking
-from worldmodel.policies.policy import Policy
+from worldmodel.policies.policy import AnyPolicy, find_policy
 from worldmodel.policies.robot import HandRobot
 from worldmodel.policies.success import Paired, decided, holm, wilson
 from worldmodel.progress import progress_bar
@@ -55,6 +55,7 @@ def policy(
 
     Example: worldmodel evaluate policy runs/policies/reach --tasks reach --episodes 50 --video wall.mp4
 
+    CHECKPOINT and --against are folders of policies, ours or lerobot's (pretrained_model, or the run that it is in).
     Every task and shift is run with --episodes seeds from --episode-seed on, for at most --horizon control steps each;
     the rows are the same for any number of --parallel robots (--together infers them in one batch, which is faster and
     the same to rounding only). --shifts: such as nominal, actuation-bias:0.04,0,0, encoder-offset:0,0.03,0, gain:1.2,
@@ -74,7 +75,7 @@ def policy(
         horizon=horizon, parallel=parallel, together=together, delay=delay, chunking=chunking, seed=seed
     )
     todo = cases(tasks, shifts, episodes, episode_seed)
-    first = Policy.find(checkpoint, device)
+    first = find_policy(checkpoint, device)
     settings.check(first)
     if against is None:
         if stop_early:
@@ -86,7 +87,7 @@ def policy(
             found = evaluate(first, todo, settings, robots, WALL, told=lambda _: advance(1))
         report = report_of(found)
     else:
-        second = Policy.find(against, device)
+        second = find_policy(against, device)
         settings.check(second)
         names = (str(checkpoint), str(against))
         with progress_bar(" against ".join(names), 2 * len(todo), unit="episodes") as advance:
@@ -99,8 +100,8 @@ def policy(
 
 
 def compare(
-    first: Policy,
-    second: Policy,
+    first: AnyPolicy,
+    second: AnyPolicy,
     todo: Sequence[Case],
     settings: Settings,
     alpha: float | None,

@@ -24,6 +24,7 @@ class Observation:
     words: Tensor  # [B, L] int64, places in the vocabulary; 0 stands for none
     length: int  # frames K of the chunk
     context: Tensor | None = None  # [B, D] what a context encoder has to say of this robot; None: it is as built
+    past: "Observation | None" = None  # of one control step before; None where the policy does not look back so far
 
     @property
     def batch(self) -> int:
@@ -31,11 +32,14 @@ class Observation:
 
     def to(self, device: torch.device | str) -> "Observation":
         context = None if self.context is None else self.context.to(device)
-        return Observation(self.image.to(device), self.state.to(device), self.words.to(device), self.length, context)
+        past = None if self.past is None else self.past.to(device)
+        image, state, words = self.image.to(device), self.state.to(device), self.words.to(device)
+        return Observation(image, state, words, self.length, context, past)
 
     def select(self, rows: Tensor) -> "Observation":
         context = None if self.context is None else self.context[rows]
-        return Observation(self.image[rows], self.state[rows], self.words[rows], self.length, context)
+        past = None if self.past is None else self.past.select(rows)
+        return Observation(self.image[rows], self.state[rows], self.words[rows], self.length, context, past)
 
     def frames(self, start: int, stop: int) -> "Observation":
         return replace(self, length=stop - start)
@@ -102,6 +106,11 @@ class Interface:
     words: int  # L, of the longest instruction
     fps: float
 
+    @property
+    def instructed(self) -> bool:
+        """Whether the policy reads an instruction."""
+        return bool(self.vocabulary)
+
     def encode(self, instruction: str) -> list[int]:
         """Places of an instruction's words in the vocabulary from 1 on, filled up to L with 0.
 
@@ -117,6 +126,15 @@ class Interface:
         if len(words) > self.words:
             raise UserError(f"instruction '{instruction}': {len(words)} words, the policy reads {self.words}")
         return [self.vocabulary.index(word) + 1 for word in words] + [0] * (self.words - len(words))
+
+    def misfits(self, state: tuple[str, ...], action: tuple[str, ...], fps: float) -> list[str]:
+        """What does not fit if this policy acts on a robot with these dimensions and rate: one line each."""
+        found = [
+            f"{what}: the policy has {', '.join(mine)}, the robot {', '.join(its)}"
+            for what, mine, its in (("state", self.state.names, state), ("action", self.action.names, action))
+            if mine != its
+        ]
+        return found + [f"fps: the policy has {self.fps}, the robot {fps}"] * (self.fps != fps)
 
     def differences(self, other: "Interface") -> list[str]:
         """What does not fit if this policy meets the data or the robot of `other`: one line each."""

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from worldmodel import flow
+from worldmodel.errors import UserError
 from worldmodel.memory import LastFrameConfig
 from worldmodel.policies.flow_policy import FlowPolicy, Prepared
 from worldmodel.policies.observation import Observation
 from worldmodel.rollout import start
-from worldmodel.sampler import Euler, Heun, Velocity, draw
+from worldmodel.sampler import Sampler, Solver, Streamable, Velocity, draw
 
 Chunking = Literal["naive", "guided", "prefix"]
 STRONGEST = 5.0  # of the guidance towards committed actions (2506.07339 clips there)
@@ -43,8 +44,8 @@ class Committed:
 
 @torch.no_grad()
 def plan(
-    model: FlowPolicy,
-    sampler: Euler | Heun,
+    model: Streamable,
+    sampler: Sampler,
     seen: Observation,
     seed: Tensor,
     step: Tensor,
@@ -54,11 +55,14 @@ def plan(
     """The next chunk [B, K, A] of every row under its observation.
 
     seed [B] int64: of the rows; step [B] int64: control steps since the episode began. Noise is a function of both.
-    committed: None where the robot stands still until the chunk is ready.
+    committed: None where the robot stands still until the chunk is ready. UserError if chunks of a model without a
+    velocity are to be joined otherwise than `naive`.
     """
     state = replace(start(model, LastFrameConfig(), seed), frame=step)
     if committed is None or chunking == "naive":
         return sampler(model, seen, state)[0]
+    if not isinstance(model, FlowPolicy) or not isinstance(sampler, Solver):
+        raise UserError(f"chunking {chunking}: only a flow policy of our own can join its chunks so")
     prepared = model.prepare(seen, state)
     held = committed.actions
     if chunking == "prefix":

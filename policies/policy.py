@@ -7,14 +7,18 @@ model.safetensors  weights
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from worldmodel.errors import UserError
 from worldmodel.folders import replaced
 from worldmodel.models.world import check_device, made_in
 from worldmodel.policies.flow_policy import FlowPolicy, PolicyConfig
 from worldmodel.policies.observation import Interface
-from worldmodel.sampler import Euler, Heun
+from worldmodel.policies.planning import Chunking
+from worldmodel.sampler import Euler, Heun, Sampler, Streamable
 from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
 from worldmodel.weights import PICKLES, build_with, read_tensors, write_tensors
 
@@ -22,6 +26,59 @@ FORMAT = 1
 FILES = ("config.json", "model.safetensors")
 KIND = "policy"
 LARGEST = 2**16  # of any size that a configuration names
+
+
+class ActionModel(Streamable, Protocol):
+    """A model whose chunks are actions [B, K, A]."""
+
+    def normalised(self, actions: Tensor) -> Tensor:
+        """Actions [..., A] in the robot's units to those of the model."""
+        ...
+
+    def in_units(self, x: Tensor) -> Tensor:
+        """The inverse of `normalised`."""
+        ...
+
+
+class Run(Protocol):
+    """How a policy is run, see `Acting`."""
+
+    @property
+    def sampler(self) -> Sampler: ...
+    @property
+    def execute(self) -> int: ...
+    @property
+    def ensemble(self) -> float | None: ...
+
+
+class AnyPolicy(Protocol):
+    """What evaluation needs of a policy: one of ours, or another library's behind an adapter.
+
+    history: observations that it looks at, of as many consecutive control steps. chunkings: ways in which it can join
+    its chunks while it moves.
+    """
+
+    @property
+    def model(self) -> ActionModel: ...
+    @property
+    def acting(self) -> Run: ...
+    @property
+    def interface(self) -> Interface: ...
+    @property
+    def history(self) -> int: ...
+    @property
+    def chunkings(self) -> tuple[Chunking, ...]: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+def find_policy(folder: Path, device: str = "cpu") -> AnyPolicy:
+    """Load a policy's folder, ours or lerobot's, or what the run in a folder has made so far. Anything missing, broken
+    or of another kind is a UserError."""
+    from worldmodel.policies.lerobot_policy import LeRobotPolicy, pretrained_in
+
+    found = pretrained_in(folder)
+    return Policy.find(folder, device) if found is None else LeRobotPolicy.load(found, device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +113,18 @@ class Policy:
     @property
     def interface(self) -> Interface:
         return self.model.interface
+
+    @property
+    def history(self) -> int:
+        return 1
+
+    @property
+    def chunkings(self) -> tuple[Chunking, ...]:
+        return "naive", "guided", "prefix"
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.action_in.weight.device
 
     def save(self, folder: Path) -> None:
         """Write the folder; an older policy in it is replaced as a whole, other files stay."""

@@ -59,7 +59,7 @@ COMMANDS = {
     "evaluate recovery": Command(ADAPTATION, "recovery_command", ("checkpoint",), "how a policy adapts over trials"),
     "kernels check": Command(HERE, "kernels_check", (), "prove the kernels right without a GPU, compile them for many"),
     "kernels bench": Command(HERE, "kernels_bench", (), "time the kernels against the physical bound and peers"),
-    "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers or the hub"),
+    "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers, lerobot or the hub"),
     "serve": Command(HERE, "serve", ("checkpoint",), "the live stream of your own model"),
     "serve-policy": Command(
         "worldmodel.policies.serving.server", "serve_policy", ("checkpoint",), "a policy for robots, over a WebSocket"
@@ -287,12 +287,20 @@ def rollout(
     return 0
 
 
-def export(checkpoint: Path, out: Path, diffusers: bool = False, push: str | None = None, public: bool = False) -> int:
-    """Write a trained model to a new folder, as ours or as diffusers reads it, and upload it.
+def export(
+    checkpoint: Path,
+    out: Path,
+    diffusers: bool = False,
+    lerobot: bool = False,
+    push: str | None = None,
+    public: bool = False,
+) -> int:
+    """Write a trained model to a new folder, as ours or as diffusers or lerobot reads it, and upload it.
 
     Example: worldmodel export runs/wan_1_3b exported --diffusers
 
-    --diffusers writes a WanTransformer3DModel (for models that came from one), action parts beside it. --push uploads
+    --diffusers writes a WanTransformer3DModel (for models that came from one), action parts beside it. --lerobot writes
+    a robot policy for lerobot-eval and lerobot-train, with processors and statistics. --push uploads
     the folder to the hub under that name ("owner/model"), private unless --public.
     """
     from worldmodel.folders import check_creatable
@@ -301,12 +309,17 @@ def export(checkpoint: Path, out: Path, diffusers: bool = False, push: str | Non
 
     if out.exists():
         raise UserError(f"{out} exists already: give a new folder")
+    if diffusers and lerobot:
+        raise UserError("export: give either --diffusers or --lerobot")
     check_creatable(out)
-    world = _world(checkpoint, "cpu", 1)
-    if diffusers:
-        export_wan(world.dit, out)
+    if lerobot:
+        from worldmodel.policies.lerobot_export import export_to_lerobot
+
+        export_to_lerobot(checkpoint, out)
+    elif diffusers:
+        export_wan(_world(checkpoint, "cpu", 1).dit, out)
     else:
-        world.save(out)
+        _world(checkpoint, "cpu", 1).save(out)
     print(out if push is None else upload(out, push, private=not public))
     return 0
 

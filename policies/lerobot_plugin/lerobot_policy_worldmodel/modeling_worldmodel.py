@@ -20,7 +20,7 @@ from worldmodel.memory import LastFrameConfig
 from worldmodel.policies.observation import Observation
 from worldmodel.policies.planning import ensembled
 from worldmodel.rollout import start
-from worldmodel.sampler import draw, guided
+from worldmodel.sampler import guided
 
 SEEDS = 2**62
 
@@ -71,12 +71,11 @@ class WorldModelPolicy(PreTrainedPolicy):
             self._seeds = torch.randint(0, SEEDS, (rows,)).to(seen.state.device)
         state = start(self.model, LastFrameConfig(), self._seeds)
         state = replace(state, frame=torch.full_like(self._seeds, self._moment))
-        velocity = guided(self.model, seen, state, self.acting.sampler.guidance)
-
-        def drawn(number: int) -> Tensor:
-            return noise if noise is not None and number == 0 else draw(self.model, state, self.model.chunk, number)
-
-        return self.acting.sampler.integrate(velocity, drawn)
+        sampler = self.acting.sampler
+        if noise is None:
+            return sampler(self.model, seen, state)[0]
+        given: Any = lambda _: noise  # noqa: E731 (these samplers draw once)
+        return sampler.integrate(guided(self.model, seen, state, sampler.guidance), given)
 
     @torch.no_grad()
     def select_action(self, batch: dict[str, Tensor], noise: Tensor | None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -36,11 +36,11 @@ class WordsStep(ObservationProcessorStep):
 
     def observation(self, observation: RobotObservation) -> RobotObservation:
         known = self.transition.get(TransitionKey.COMPLEMENTARY_DATA) or {}
-        state = observation[OBS_STATE]
+        any_part = next(iter(observation.values()))  # what is missing, the policy tells
         task = known.get("task") or ""
-        tasks = [task] * len(state) if isinstance(task, str) else list(task)
+        tasks = [task] * len(any_part) if isinstance(task, str) else list(task)
         reader = Interface(("",), (1, 1), _NONE, _NONE, tuple(self.vocabulary), self.words, 0.0)
-        tokens = torch.tensor([reader.encode(each) for each in tasks], dtype=torch.int64, device=state.device)
+        tokens = torch.tensor([reader.encode(each) for each in tasks], dtype=torch.int64, device=any_part.device)
         return {**observation, OBS_LANGUAGE_TOKENS: tokens}
 
     def get_config(self) -> dict[str, Any]:
