@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from worldmodel.face.packages import CAR_CLIP, COMMAND, FACE_CLIPS, NETWORKS, RECOGNISER, Package, cache, root
+
 SIM = "`bash setup/install.sh all` in a checkout"
 """How to get the simulators and all other extras."""
 
@@ -305,6 +307,33 @@ def _mount() -> Check:
     return Check("mount", "ok", "tmpfs can be mounted")
 
 
+def _package(name: str, packages: tuple[Package, ...]) -> Check:
+    """Networks or clips out of published packages, which `worldmodel face fetch` gets."""
+    for package in packages:
+        if root(package) is None:
+            detail = f"{package.name} {package.version} is not in {cache()}"
+            return Check(name, "missing", detail, f"{COMMAND} --what {package.option}")
+    return Check(name, "ok", ", ".join(f"{package.name} {package.version}" for package in packages))
+
+
+def _face_networks() -> Check:
+    return _package("face_networks", (NETWORKS,))
+
+
+def _face_recogniser() -> Check:
+    if not installed("onnxruntime"):
+        return Check("face_recogniser", "missing", "onnxruntime not installed", SIM)
+    return _package("face_recogniser", (RECOGNISER,))
+
+
+def _face_clips() -> Check:
+    return _package("face_clips", (FACE_CLIPS, CAR_CLIP))
+
+
+def _signing() -> Check:
+    return _by_probe("signing", ("cryptography",), "import cryptography; print(cryptography.__version__)", SIM, SIM)
+
+
 CAPABILITIES: dict[str, Callable[[], Check]] = {
     "h264": once(_h264),
     "av1": once(_av1),
@@ -320,6 +349,10 @@ CAPABILITIES: dict[str, Callable[[], Check]] = {
     "cuda": once(_cuda),
     "xformers": once(_xformers),  # asks for cuda
     "openpi-client": once(_openpi_client),
+    "face_networks": once(_face_networks),
+    "face_recogniser": once(_face_recogniser),
+    "face_clips": once(_face_clips),
+    "signing": once(_signing),
     "proc": once(_proc),
     "mount": once(_mount),
 }

@@ -34,6 +34,7 @@ class Command:
 
 HERE, EVALUATE = "worldmodel.cli", "worldmodel.datasets.evaluate"
 ADAPTATION = "worldmodel.policies.adaptation_commands"
+FACE = "worldmodel.face.tools"
 COMMANDS = {
     "demo": Command(HERE, "demo", (), "drive the shipped world in the browser"),
     "collect": Command(HERE, "collect", ("world",), "simulator -> LeRobotDataset v3"),
@@ -64,9 +65,13 @@ COMMANDS = {
     "serve-policy": Command(
         "worldmodel.policies.serving.server", "serve_policy", ("checkpoint",), "a policy for robots, over a WebSocket"
     ),
+    "swap": Command("worldmodel.face.command", "swap", ("target",), "a video's faces for that of a reference picture"),
+    "face fetch": Command(FACE, "fetch_command", (), "get the published networks that swap uses"),
+    "face consent": Command(FACE, "consent_command", ("reference",), "the record of consent that swap asks for"),
+    "face verify": Command(FACE, "verify_command", ("video",), "check a swapped video's signed side file"),
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
-GROUPS = ("evaluate", "kernels")  # of commands with two words
+GROUPS = ("evaluate", "face", "kernels")  # of commands with two words
 RUN_MODELS = ("demo", "trials", "rollout", "serve", "evaluate")  # these have --backend, as has train
 SHIPPED = Path(__file__).resolve().parent.parent / "demos" / "models" / "doom"
 SHIPPED_BASE = SHIPPED.with_name("doom_base")  # the same model before its training on its own rollouts
