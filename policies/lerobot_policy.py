@@ -22,49 +22,14 @@ from worldmodel.chunk import Chunk
 from worldmodel.errors import UserError
 from worldmodel.memory import Geometry, Memory, MemoryConfig
 from worldmodel.models.world import check_device
-from worldmodel.policies.lerobot_folder import ACTION, STATE, TASK, LeRobotFolder, pretrained_in
-from worldmodel.policies.observation import Interface, Observation, Range
+from worldmodel.policies.lerobot_folder import ACTION, STATE, TASK, LeRobotFolder
+from worldmodel.policies.lerobot_interface import LeRobotInterface, interface_of
+from worldmodel.policies.observation import Interface, Observation
 from worldmodel.policies.planning import Chunking
 from worldmodel.state import State
 
-__all__ = ["LeRobotPolicy", "pretrained_in"]
-
-WORDS = 256  # bytes of an instruction
-# Steps that look at no instruction.
-STOCK = {"rename_observations_processor", "to_batch_processor", "device_processor", "normalizer_processor"}
-BUILDING = (ValueError, RuntimeError, OSError, KeyError, TypeError)  # what lerobot raises for files that do not fit
-
-
-@dataclass(frozen=True, slots=True)
-class LeRobotInterface(Interface):
-    """What the policy sees and does. Instructions travel as text: their UTF-8 bytes, each plus 1. named: whether the
-    policy knows the names of its dimensions, else only their number is compared. reads: whether it reads a state.
-    listens: whether it reads an instruction. fps 0: it does not know its rate."""
-
-    named: bool = False
-    reads: bool = True
-    listens: bool = True
-
-    @property
-    def instructed(self) -> bool:
-        return self.listens
-
-    def encode(self, instruction: str) -> list[int]:
-        text = instruction.encode()
-        if len(text) > self.words:
-            raise UserError(f"instruction '{instruction[:40]}...': {len(text)} bytes, at most {self.words} are read")
-        return [byte + 1 for byte in text] + [0] * (self.words - len(text))
-
-    def misfits(self, state: tuple[str, ...], action: tuple[str, ...], fps: float) -> list[str]:
-        found = []
-        for what, mine, its in (("state", self.state.names, state), ("action", self.action.names, action)):
-            if what == "state" and not self.reads:
-                continue
-            if self.named and mine != its:
-                found.append(f"{what}: the policy has {', '.join(mine)}, the robot {', '.join(its)}")
-            elif len(mine) != len(its):
-                found.append(f"{what}: the policy has {len(mine)} dimensions, the robot {len(its)}: {', '.join(its)}")
-        return found + [f"fps: the policy has {self.fps}, the robot {fps}"] * (self.fps not in (0, fps))
+# What lerobot raises for files that do not fit.
+BUILDING = (ValueError, RuntimeError, OSError, KeyError, TypeError, AssertionError)
 
 
 class LeRobotModel:
@@ -229,7 +194,7 @@ class LeRobotPolicy:
         folder = LeRobotFolder.read(path)
         try:
             policy, preprocess, postprocess = _built(folder, device)
-            model = LeRobotModel(policy, preprocess, postprocess, folder.cameras, _interface(folder))
+            model = LeRobotModel(policy, preprocess, postprocess, folder.cameras, interface_of(folder))
         except ImportError as error:
             missing = f"the package '{error.name}'" if error.name else "a package"
             raise UserError(f"{path}: the policy '{folder.kind}' needs {missing}, which is missing: {error}") from error
@@ -268,31 +233,6 @@ def _built(folder: LeRobotFolder, device: str) -> tuple[Any, Any, Any]:
     pipelines = make_pre_post_processors(config, str(folder.path), preprocessor_overrides=on)  # before the large part
     policy = kind.from_pretrained(folder.path, config=config, strict=True)
     return policy.eval().requires_grad_(False), *pipelines
-
-
-def _interface(folder: LeRobotFolder) -> LeRobotInterface:
-    names = {STATE: folder.config.get("state_names") or [], ACTION: folder.config.get("action_names") or []}
-    sizes = {STATE: folder.states or 1, ACTION: folder.actions}
-    named = all(len(names[key]) == size for key, size in sizes.items())
-    own = {key: tuple(names[key]) if named else tuple(f"{key}[{i}]" for i in range(size))
-           for key, size in sizes.items()}  # fmt: skip
-    return LeRobotInterface(
-        cameras=tuple(folder.cameras),
-        size=folder.size,
-        state=_unit(own[STATE]),
-        action=_unit(own[ACTION]),
-        vocabulary=(),
-        words=WORDS,
-        fps=float(folder.config.get("fps") or 0.0),
-        named=named,
-        reads=folder.states > 0,
-        listens=bool(set(folder.steps) - STOCK),
-    )
-
-
-def _unit(names: tuple[str, ...]) -> Range:
-    """The processors scale: what stands here is never used."""
-    return Range(names, (-1.0,) * len(names), (1.0,) * len(names))
 
 
 def _moments(seen: Observation) -> list[Observation]:

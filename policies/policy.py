@@ -75,7 +75,8 @@ class AnyPolicy(Protocol):
 def find_policy(folder: Path, device: str = "cpu") -> AnyPolicy:
     """Load a policy's folder, ours or lerobot's, or what the run in a folder has made so far. Anything missing, broken
     or of another kind is a UserError."""
-    from worldmodel.policies.lerobot_policy import LeRobotPolicy, pretrained_in
+    from worldmodel.policies.lerobot_folder import pretrained_in
+    from worldmodel.policies.lerobot_policy import LeRobotPolicy
 
     found = pretrained_in(folder)
     return Policy.find(folder, device) if found is None else LeRobotPolicy.load(found, device)

@@ -9,14 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lerobot_policy_worldmodel.environment_worldmodel import WorldModelRobotConfig
 from lerobot_trained import train_lerobot
 from test_lerobot_plugin import our_policy
 
 from worldmodel.cli import main
 from worldmodel.datasets.lerobot import LeRobotRecordings
 from worldmodel.datasets.lerobot_writer import Episode, EpisodeSchema, EpisodeWriter
+from worldmodel.errors import UserError
 from worldmodel.policies.lerobot_export import export_to_lerobot
 from worldmodel.policies.lerobot_policy import LeRobotPolicy
+from worldmodel.policies.robot import HandRobot
+from worldmodel.policies.shifts import parse_shift
 
 TINY = [
     "--policy.type=worldmodel",
@@ -144,6 +148,39 @@ def test_act_trained_on_our_demonstrations_is_evaluated_on_the_shifted_robot(tmp
         == 2
     )
     assert "by naive only" in capsys.readouterr().err
+
+
+@pytest.mark.needs("metaworld")
+def test_our_robot_is_an_environment_of_lerobot():
+    """The same pictures, states, rewards and ends as `evaluate policy` has, seed by seed; frozen after its end."""
+    from lerobot.envs import make_env
+    from lerobot.envs.utils import NEW_ROLLOUT_OPTION, env_to_policy_features
+
+    cfg = WorldModelRobotConfig(task="reach", size=32, episode_length=6, shift="encoder-offset:0.03,0,0")
+    assert env_to_policy_features(cfg)["observation.images.corner"].shape == (3, 32, 32)
+    (env,) = (each for suite in make_env(cfg, n_envs=2).values() for each in suite.values())
+    robots = [HandRobot("reach", shift=parse_shift(cfg.shift), size=32) for _ in range(2)]
+    seen, _ = env.reset(seed=[4, 5], options={NEW_ROLLOUT_OPTION: True})
+    ours = [robot.reset(seed=seed)[0] for seed, robot in zip((4, 5), robots, strict=True)]
+    rng = np.random.default_rng(0)
+    for step in range(6):
+        for row, robot in enumerate(robots):
+            np.testing.assert_array_equal(seen["agent_pos"][row], ours[row]["state"])
+            for camera, picture in robot.look().items():
+                np.testing.assert_array_equal(seen["pixels"][camera][row], picture)
+        action = rng.uniform((-0.2, 0.5, 0.05, -1), (0.2, 0.8, 0.3, 1), (2, 4)).astype(np.float32)
+        seen, reward, _, truncated, _ = env.step(action)
+        steps = [robot.step(each) for robot, each in zip(robots, action, strict=True)]
+        ours = [each[0] for each in steps]
+        np.testing.assert_array_equal(reward, [each[1] for each in steps])
+        assert truncated.tolist() == [step == 5] * 2
+    assert env.call("task_description") == ("reach", "reach") and env.call("_max_episode_steps") == (6, 6)
+    env.close()
+    for robot in robots:
+        robot.close()
+    for wrong, said in (({"episode_length": 501}, "episode_length"), ({"shift": "fast:1"}, "no shift 'fast'")):
+        with pytest.raises(UserError, match=said):
+            WorldModelRobotConfig(**wrong)
 
 
 def cut(source: Path, out: Path) -> Path:
