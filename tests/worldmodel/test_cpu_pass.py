@@ -10,8 +10,10 @@ from tiny import close, small_clip, small_dit
 from torch import nn
 from torch.nn import functional as F
 
+from worldmodel import flow
 from worldmodel.kernels import backend
 from worldmodel.memory import FullConfig, SlowFastConfig, WindowConfig
+from worldmodel.models.cpu_weights import MOST_TIMES, Weights
 from worldmodel.models.packed import FEWEST_ROWS, PackedLinear, product
 from worldmodel.rollout import join, replay, rollout, start
 from worldmodel.sampler import Euler
@@ -128,6 +130,48 @@ def test_a_reordered_weight_is_that_of_now(gelu):
         other.weight.mul_(3)
         close(product(other, 2 * FEWEST_ROWS)(x), F.linear(x, other.weight, other.bias), 2e-6)
     assert set(layer.state_dict()) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("change", ["in place", "data", "another weight", "another layer", "outside the blocks"])
+@torch.no_grad()
+def test_what_is_kept_of_the_weights_is_that_of_now(change):
+    model = shaken({"rank": 3})
+    clip, k = small_clip(model), model.chunk
+    x, t, control = clip.x[:, :k], torch.full((2, k), 0.5), clip.control.frames(0, k)
+    state = start(model, WindowConfig(ring=4), SEEDS)
+    before = model.velocity(x, t, model.prepare(control, state))
+    block = model.blocks[1]
+    match change:
+        case "in place":
+            block.up.weight.mul_(-2)
+        case "data":
+            block.norm_k.weight.data = -block.norm_k.weight
+        case "another weight":
+            block.table = nn.Parameter(block.table + 1)
+        case "another layer":
+            block.mlp.up = PackedLinear(block.mlp.up.in_features, block.mlp.up.out_features)
+        case "outside the blocks":
+            model.time[0].weight.mul_(-2)
+    fast, general = both_ways(model, control, state, lambda p: model.velocity(x, t, p))
+    close(fast, general, 2e-6)
+    assert (fast - before).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_what_is_kept_is_kept_until_a_weight_changes_and_of_flow_times_not_more_than_a_few():
+    model = shaken({})
+    weights = Weights.of(model, 32)
+    assert Weights.of(model, 64) is weights
+    assert Weights.of(model, FEWEST_ROWS - 1) is not weights
+    assert Weights.of(model, 32) is weights
+    for i in range(2 * MOST_TIMES):
+        t = torch.tensor([[i / 200, 0.5]])
+        wanted = model.time(flow.embed_time(t, model.cfg.time_width))[0]
+        close(weights.embedded(t), wanted, 1e-6)
+        assert weights.embedded(t) is weights.embedded(t)
+    assert 0 < len(weights.times) <= MOST_TIMES
+    model.blocks[0].out.bias.add_(1)
+    assert Weights.of(model, 32) is not weights
 
 
 @torch.no_grad()

@@ -1,18 +1,18 @@
-"""The transformer's blocks without gradients on a CPU: the arithmetic of `layers.Block`, in few operations.
+"""The transformer without gradients on a CPU: the arithmetic of `layers.Block` and around it, in few operations.
 
 A small model's pass of a few dozen tokens is bound by starting operations, not by arithmetic. So what does not change
-between the sampler's steps is prepared once per chunk: the weights of QK-norm are folded into the cosines and sines of
-the rotation, all layers' modulations come from one product, weights are reordered for oneDNN (packed.py), and the past
-lies in front of places for the current tokens, so that attention finds one piece and nothing is concatenated.
+between the sampler's steps is prepared once per chunk, and what depends on weights alone once (cpu_weights.py): the
+weights of QK-norm are folded into the cosines and sines of the rotation, all layers' modulations come from one product,
+embeddings of flow times are kept, weights are reordered for oneDNN (packed.py). Results go where the next operation
+reads them, through views that were made with the buffers: queries and keys lie before and behind the past, so that
+attention finds one piece and nothing is concatenated.
 
 Letters: L layers, B rows, F frames, n tokens of a frame, N = F * n, P remembered tokens, D width, h heads, d their
 width.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,163 +21,163 @@ from torch.nn import functional as F
 from worldmodel.kernels import backend
 from worldmodel.memory import Context
 
-from .packed import Product, product
+from .cpu_weights import Weights
+from .packed import Product
 
 if TYPE_CHECKING:
+    from .dit import DiT, Prepared
     from .layers import Block, BlockConfig
+
+Modulation = tuple[Tensor, ...]  # shift, 1 + scale and gate of attention, then of the MLP, [B, F, 1, D] each
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one block needs in every pass."""
+    """What one block needs in every pass. The last five are views of buffers, which every pass writes."""
 
     qkv: Product
     out: Product
     up: Product  # with its activation, if that is a GELU
     down: Product
-    cos: Tensor  # [B, N, 2, h or 1, d] for queries and keys, times the norm's weight
+    cos: Tensor  # [B, N, 2, h or 1, d] for queries and keys, times the norm's weight and the root of its width
     sin: Tensor  # the same for the other number of each pair
-    key_weight: Tensor  # [h or 1, d]
-    keys: Tensor  # [B, h, P + N, d]: the past, rotated, and places for the current ones
+    key_weight: Tensor  # [h or 1, d], times the root of its width
+    modulation: Modulation
+    turned: Tensor  # [B, N, 2, h, d]: where queries and keys go
+    new_values: Tensor  # [B, N, h, d]: where values go
+    queries: Tensor  # [B, h, N, d]
+    keys: Tensor  # [B, h, P + N, d]: the past, rotated, and the current ones
     values: Tensor  # [B, h, P + N, d]
-    new_keys: Tensor  # [B, N, h, d], those places
-    new_values: Tensor  # [B, N, h, d]
 
 
 @dataclass(frozen=True, slots=True)
-class Modulations:
-    """Of all layers at once. The 1 of "1 + scale" is in the bias."""
+class Pairs:
+    """A place for normed queries and keys, in which the two numbers of every pair can also be read swapped."""
 
-    down: tuple[Tensor, Tensor] | None  # weight [L * r, D] and bias, None without a residual of rank r
-    up: Tensor | None  # [L, r, 6 D]
-    bias: Tensor  # [L, 1, 6 D]
-
-    @classmethod
-    def of(cls, blocks: Sequence["Block"]) -> "Modulations":
-        one = torch.zeros_like(blocks[0].table)
-        one[[1, 4]] = 1
-        bias = torch.stack([block.table for block in blocks]) + one
-        if not blocks[0].cfg.rank:
-            return cls(None, None, bias.flatten(1)[:, None])
-        down = torch.cat([b.down.weight for b in blocks]), torch.cat([b.down.bias for b in blocks])
-        bias = bias.flatten(1) + torch.stack([b.up.bias for b in blocks])
-        return cls(down, torch.stack([b.up.weight for b in blocks]).mT, bias[:, None])
-
-    def __call__(self, e: Tensor, shared: Tensor) -> list[tuple[Tensor, ...]]:
-        """e [B, F, D], shared [B, F, 6, D] -> per layer shift, 1 + scale and gate of both halves, [B, F, 1, D] each."""
-        rows, frames, width = e.shape
-        m = self.bias
-        if self.down is not None and self.up is not None:
-            low = F.silu(F.linear(e.flatten(0, 1), *self.down)).unflatten(1, (len(m), -1)).transpose(0, 1)
-            m = torch.baddbmm(m, low, self.up)
-        m = (m + shared.view(rows * frames, 6 * width)).view(-1, rows, frames, 6, 1, width)
-        return [layer.unbind(2) for layer in m.unbind(0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What depends on weights alone, and on how many rows are multiplied with them."""
-
-    key: tuple[object, ...]  # the rows, and address and version of every weight
-    products: list[tuple[Product, Product, Product, Product]]  # per layer: qkv, out, up, down
-    norms: Tensor  # of queries and keys, [L, 1, 1, 2, h or 1, d]
-    modulations: Modulations
+    normed: Tensor  # [B, N, 2, h, d]
+    swapped: Tensor  # the same with the two numbers of every pair in each other's place, after `swap`
+    moves: tuple[tuple[Tensor, Tensor], ...]  # to, from
 
     @classmethod
-    def of(cls, modules: nn.ModuleList, rows: int) -> "Weights":
-        """Those of now: made at the first call, and again after a weight has changed."""
-        key = rows, *((p.data_ptr(), p._version) for p in modules.parameters())
-        found = _WEIGHTS.get(modules)
-        if found is None or found.key != key:
-            found = _WEIGHTS[modules] = cls._made(cast("list[Block]", list(modules)), rows, key)
-        return found
+    def empty(cls, like: Tensor, pairing: str) -> "Pairs":
+        """like: of the shape [B, N, 2, h, d]."""
+        half = like.shape[-1] // 2
+        if pairing == "half":  # first, second and first halves in a row: the last two are the swapped ones
+            place = like.new_empty(*like.shape[:-1], 3 * half)
+            moves = ((place[..., 2 * half :], place[..., :half]),)
+            return cls(place[..., : 2 * half], place[..., half:], moves)
+        a, b = torch.empty_like(like), torch.empty_like(like)
+        return cls(a, b, ((b[..., ::2], a[..., 1::2]), (b[..., 1::2], a[..., ::2])))
 
-    @classmethod
-    def _made(cls, blocks: "list[Block]", rows: int, key: tuple[object, ...]) -> "Weights":
-        cfg = blocks[0].cfg
-        norms = torch.stack([torch.stack((b.norm_q.weight, b.norm_k.weight)) for b in blocks])
-        products = [
-            (product(b.qkv, rows), product(b.out, rows), product(b.mlp.up, rows, cfg.mlp == "gelu"),
-             product(b.mlp.down, rows))
-            for b in blocks
-        ]  # fmt: skip
-        norms = norms.view(len(blocks), 1, 1, 2, -1, cfg.dim // cfg.heads)
-        return cls(key, products, norms, Modulations.of(blocks))
-
-
-_WEIGHTS = WeakKeyDictionary[nn.ModuleList, Weights]()
+    def swap(self) -> None:
+        for to, source in self.moves:
+            to.copy_(source)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPass:
-    """All blocks, for one chunk. Its buffers are written in every call."""
+    """A model's passes for one chunk. Buffers are written in every call."""
 
     cfg: "BlockConfig"
+    weights: Weights
     layers: tuple[Layer, ...]
-    modulations: Modulations
+    action: Tensor | None  # [B * F, D]
+    shared: Tensor  # bias of the shared modulation and that of the action, [B * F, 6 D]
+    modulations: Tensor  # [L, B * F, 6 D], a buffer
+    last: Tensor  # [2, B * F, D], a buffer
+    pairs: Pairs
+    floor: Tensor  # [1], which keeps a norm from being 0
     seen: Tensor | None  # broadcastable to [B, h, N, P + N]; None if every token looks at all
 
     @classmethod
-    def of(
-        cls, blocks: nn.ModuleList, rope: tuple[Tensor, Tensor], past: Context, copies: int, seen: Tensor | None
-    ) -> "CpuPass":
-        """rope: cosines and sines [B, N, d / 2]; copies: B over the rows of the past, row b reads row b mod those."""
-        cfg, (rows, tokens, _) = cast("Block", blocks[0]).cfg, rope[0].shape
-        keys, values = (_with_places(x, copies, tokens) for x in (past.keys, past.values))
-        weights = Weights.of(blocks, rows * tokens)
-        cos, sin = _whole(rope, cfg.pairing)
+    def of(cls, model: "DiT", prepared: "Prepared", copies: int, seen: Tensor | None) -> "CpuPass":
+        """copies: B over the rows of the past, row b reads row b mod those."""
+        cfg, past = cast("Block", model.blocks[0]).cfg, prepared.past
+        if past is None:
+            raise ValueError("a chunk was prepared without a memory")
+        cos, sin = _whole(prepared.rope, cfg.pairing)
+        rows, tokens = cos.shape[:2]
+        weights, frames = Weights.of(model, rows * tokens), tokens // model.cfg.geometry.tokens
         cosines, sines = weights.norms * cos, _swapped(weights.norms, cfg.pairing) * sin
-        new = (x[:, :, :, -tokens:].transpose(2, 3) for x in (keys, values))
-        parts = (cosines, sines, weights.norms[:, 0, 0, 1], keys, values, *new)
-        each = zip(weights.products, zip(*(part.unbind(0) for part in parts), strict=True), strict=True)
-        return cls(cfg, tuple(Layer(*products, *own) for products, own in each), weights.modulations, seen)
+        places = _places(past, copies, tokens)
+        m = cos.new_empty(len(weights.products), rows * frames, 6 * cfg.dim)
+        modulations = (layer.unbind(2) for layer in m.view(len(m), rows, frames, 6, 1, cfg.dim).unbind(0))
+        turns = (part.unbind(0) for part in (cosines, sines, weights.norms[:, 0, 0, 1]))
+        parts = zip(weights.products, *turns, modulations, *places, strict=True)
+        layers = tuple(Layer(*products, *own) for products, *own in parts)
+        bias, action, given = weights.shared[1], prepared.action, prepared.modulation
+        normed = cfg.dim if cfg.qk_norm == "across_heads" else cfg.dim // cfg.heads
+        return cls(
+            cfg=cfg,
+            weights=weights,
+            layers=layers,
+            action=None if action is None else action.flatten(0, 1),
+            shared=bias.expand(rows * frames, -1) if given is None else given.view(rows * frames, -1) + bias,
+            modulations=m,
+            last=cos.new_empty(2, rows * frames, cfg.dim),
+            pairs=Pairs.empty(layers[0].turned, cfg.pairing),
+            floor=cos.new_full((1,), (normed * cfg.eps) ** 0.5),
+            seen=seen,
+        )
 
-    def __call__(self, x: Tensor, e: Tensor, shared: Tensor) -> Tensor:
-        """Tokens x [B, F, n, D], embedding e [B, F, D] and modulation [B, F, 6, D] -> the tokens after all blocks."""
-        for layer, modulation in zip(self.layers, self.modulations(e, shared), strict=True):
-            x, _, _ = self._block(layer, modulation, x)
-        return x
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        """Tokens x [B, F, n, D] at flow times t [B, F] -> the velocity's tokens [B, F, n, C p p]. x is overwritten."""
+        e = self._modulate(t)
+        for layer in self.layers:
+            self._block(layer, x)
+        torch.add(e, self.weights.last, out=self.last)
+        shift, scale = self.last.view(2, *t.shape, 1, -1).unbind(0)
+        return self.weights.patch_out(self._normed(x, shift, scale))
 
-    def kept(self, x: Tensor, e: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
-        """What the memory takes: keys (normalised, not rotated) and values [L, B, h, N, d]."""
-        found = list[tuple[Tensor, Tensor]]()
-        modulations = self.modulations(e, shared)
-        for layer, modulation in zip(self.layers[:-1], modulations[:-1], strict=True):
-            x, normed, v = self._block(layer, modulation, x)
-            found.append((normed[:, :, 1] * layer.key_weight, v))
-        last = self.layers[-1]
-        normed, v = self._projected(last, modulations[-1], x)
-        found.append((normed[:, :, 1] * last.key_weight, v))
-        keys, values = (torch.stack(part).transpose(2, 3) for part in zip(*found, strict=True))
-        return keys, values
+    def kept(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """What the memory takes: keys (normalised, not rotated) and values [L, B, h, N, d]. x is overwritten."""
+        self._modulate(t)
+        first = self.layers[0].new_values
+        keys, values = (first.new_empty(len(self.layers), *first.shape) for _ in range(2))
+        for layer, key, value in zip(self.layers, keys.unbind(0), values.unbind(0), strict=True):
+            if layer is self.layers[-1]:
+                v = self._projected(layer, x)
+            else:
+                v = self._block(layer, x)
+            torch.mul(self.pairs.normed[:, :, 1], layer.key_weight, out=key)
+            value.copy_(v)
+        return keys.transpose(2, 3), values.transpose(2, 3)
 
-    def _projected(self, layer: Layer, modulation: tuple[Tensor, ...], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys [B, N, 2, h, d] after RMSNorm, without its weights, and values [B, N, h, d]."""
-        cfg, (shift, scale, *_) = self.cfg, modulation
-        y = torch.addcmul(shift, F.layer_norm(x, (cfg.dim,), None, None, cfg.eps), scale)
-        qkv = layer.qkv(y).view(x.shape[0], -1, 3, cfg.heads, cfg.dim // cfg.heads)
+    def _modulate(self, t: Tensor) -> Tensor:
+        """Write the modulations of all layers; returns the embedding [B * F, D]."""
+        weights = self.weights
+        e = weights.embedded(t)
+        e = e if self.action is None else e + self.action
+        weights.modulations.write(e, torch.addmm(self.shared, F.silu(e), weights.shared[0]), self.modulations)
+        return e
+
+    def _normed(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return torch.addcmul(shift, torch.layer_norm(x, (self.cfg.dim,), None, None, self.cfg.eps), scale)
+
+    def _projected(self, layer: Layer, x: Tensor) -> Tensor:
+        """Values [B, N, h, d]; queries and keys after RMSNorm, without its weights, go to `pairs`."""
+        cfg, (shift, scale, *_) = self.cfg, layer.modulation
+        qkv = layer.qkv(self._normed(x, shift, scale)).view(x.shape[0], -1, 3, cfg.heads, cfg.dim // cfg.heads)
         qk = qkv[:, :, :2]
         over = (-2, -1) if cfg.qk_norm == "across_heads" else -1
-        size = cfg.dim if cfg.qk_norm == "across_heads" else qk.shape[-1]
-        root = torch.linalg.vector_norm(qk, 2, over, keepdim=True)
-        return qk * root.square_().mul_(1 / size).add_(cfg.eps).rsqrt_(), qkv[:, :, 2]
+        torch.div(qk, torch.linalg.vector_norm(qk, 2, over, keepdim=True).hypot_(self.floor), out=self.pairs.normed)
+        return qkv[:, :, 2]
 
-    def _block(self, layer: Layer, modulation: tuple[Tensor, ...], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The next x, and what `_projected` gave."""
-        cfg, (_, _, gate, shift, scale, last_gate) = self.cfg, modulation
-        normed, v = self._projected(layer, modulation, x)
-        turned = _swapped(normed, cfg.pairing).mul_(layer.sin).addcmul_(normed, layer.cos)
-        layer.new_keys.copy_(turned[:, :, 1])
+    def _block(self, layer: Layer, x: Tensor) -> Tensor:
+        """x becomes the next x; returns what `_projected` gave."""
+        cfg, pairs, (_, _, gate, shift, scale, last_gate) = self.cfg, self.pairs, layer.modulation
+        v = self._projected(layer, x)
         layer.new_values.copy_(v)
-        q = turned[:, :, 0].transpose(1, 2)
-        found = F.scaled_dot_product_attention(q, layer.keys, layer.values, attn_mask=self.seen)
-        x = torch.addcmul(x, layer.out(found.transpose(1, 2).reshape(x.shape)), gate)
-        y = torch.addcmul(shift, F.layer_norm(x, (cfg.dim,), None, None, cfg.eps), scale)
-        y = layer.up(y)
+        pairs.swap()
+        torch.addcmul(pairs.normed * layer.cos, pairs.swapped, layer.sin, out=layer.turned)
+        found = F.scaled_dot_product_attention(layer.queries, layer.keys, layer.values, attn_mask=self.seen)
+        x.addcmul_(layer.out(found.transpose(1, 2).reshape(x.shape)), gate)
+        y = layer.up(self._normed(x, shift, scale))
         if cfg.mlp == "swiglu":
             first, second = y.chunk(2, -1)
             y = F.silu(first) * second
-        return torch.addcmul(x, layer.down(y), last_gate), normed, v
+        x.addcmul_(layer.down(y), last_gate)
+        return v
 
 
 def serves(blocks: nn.ModuleList, past: Context) -> bool:
@@ -201,12 +201,26 @@ def serves(blocks: nn.ModuleList, past: Context) -> bool:
     )
 
 
-def _with_places(x: Tensor, copies: int, tokens: int) -> Tensor:
-    """[L, B / copies, h, P, d] -> [L, B, h, P + tokens, d], the last ones not written yet."""
-    layers, rows, heads, length, width = x.shape
-    whole = x.new_empty(layers, copies, rows, heads, length + tokens, width)
-    whole[..., :length, :] = x[:, None]
-    return whole.flatten(1, 2)
+def _places(past: Context, copies: int, tokens: int) -> tuple[tuple[Tensor, ...], ...]:
+    """`turned`, `new_values`, `queries`, `keys` and `values` of every layer, in buffers that hold the past.
+
+    The current queries lie before the past's keys and the current keys behind them, so that the two are one view of the
+    buffer as well.
+    """
+    layers, rows, heads, length, width = past.keys.shape
+    shape = layers, copies, rows, heads
+    keys = past.keys.new_empty(*shape, tokens + length + tokens, width)
+    values = past.values.new_empty(*shape, length + tokens, width)
+    keys[..., tokens:-tokens, :] = past.keys[:, None]
+    values[..., :length, :] = past.values[:, None]
+    keys, values = keys.flatten(1, 2), values.flatten(1, 2)
+    layer, row, head, token, _ = keys.stride()
+    turned = keys.as_strided(
+        (layers, copies * rows, tokens, 2, heads, width), (layer, row, token, (tokens + length) * token, head, 1)
+    )
+    new_values = values[..., length:, :].transpose(2, 3)
+    every = turned, new_values, keys[..., :tokens, :], keys[..., tokens:, :], values
+    return tuple(part.unbind(0) for part in every)
 
 
 def _swapped(x: Tensor, pairing: str) -> Tensor:
@@ -217,8 +231,8 @@ def _swapped(x: Tensor, pairing: str) -> Tensor:
 
 
 def _whole(rope: tuple[Tensor, Tensor], pairing: str) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [B, N, d / 2] -> two of [B, N, 1, 1, d]: y = x * cosines + swapped(x) * sines."""
-    cos, sin = (part[:, :, None, None] for part in rope)
+    """Cosines and sines [B, 1, N, d / 2] -> two of [B, N, 1, 1, d]: y = x * cosines + swapped(x) * sines."""
+    cos, sin = (part[:, 0, :, None, None] for part in rope)
     if pairing == "half":
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)

@@ -212,8 +212,7 @@ class DiT(nn.Module):
         prepared = replace(self._prepare(control, frames, past, seen), last=last)
         if not serves(self.blocks, past):
             return prepared
-        cos, sin = (part[:, 0] for part in prepared.rope)
-        return replace(prepared, cpu=CpuPass.of(self.blocks, (cos, sin), past, copies, mask))
+        return replace(prepared, cpu=CpuPass.of(self, prepared, copies, mask))
 
     def velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:
         """Velocity [B, F, C, H, W] of noisy frames x_t [B, F, C, H, W] at flow times t [B, F]. Writes nothing."""
@@ -319,14 +318,17 @@ class DiT(nn.Module):
         ends = torch.cat((first, x[:, self.cfg.chunk - 1 :: self.cfg.chunk]), 1)
         return (ends if after else ends[:, :-1]).repeat_interleave(self.cfg.chunk, 1)
 
-    def _embed(self, x: Tensor, t: Tensor, prepared: Prepared, anchors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What goes into the first block: tokens [B, F, n, D], embedding [B, F, D], modulation [B, F, 6, D]."""
+    def _tokens(self, x: Tensor, prepared: Prepared, anchors: Tensor | None) -> Tensor:
+        """What goes into the first block, [B, F, n, D]."""
         p = self.cfg.patch
         if self.cfg.anchor:
             x = torch.cat((x, self._anchors(x, prepared.last) if anchors is None else anchors), 2)
         h = self.patch_in(F.pixel_unshuffle(x, p).flatten(3).transpose(2, 3))  # channels of a token: c p q
-        if self.cfg.learned_position:
-            h = h + self.position
+        return h + self.position if self.cfg.learned_position else h
+
+    def _embed(self, x: Tensor, t: Tensor, prepared: Prepared, anchors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The same tokens, the embedding [B, F, D] of flow times and actions, the shared modulation [B, F, 6, D]."""
+        h = self._tokens(x, prepared, anchors)
         e = self.time(flow.embed_time(t, self.cfg.time_width).to(h.dtype))
         e = e if prepared.action is None else e + prepared.action
         shared = self.shared(F.silu(e)).unflatten(-1, (6, -1))
@@ -351,19 +353,22 @@ class DiT(nn.Module):
 
     def _run(self, x: Tensor, t: Tensor, prepared: Prepared, anchors: Tensor | None = None) -> Tensor:
         """The velocity."""
-        h, e, shared = self._embed(x, t, prepared, anchors)
         cpu = _without_gradients(prepared)
-        h = self._layers(h, e, shared, prepared)[0] if cpu is None else cpu(h, e, shared)
-        shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
-        out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
+        if cpu is not None:
+            out = cpu(self._tokens(x, prepared, anchors), t)
+        else:
+            h, e, shared = self._embed(x, t, prepared, anchors)
+            h = self._layers(h, e, shared, prepared)[0]
+            shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
+            out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
         return F.pixel_shuffle(out.transpose(2, 3).unflatten(3, self.cfg.grid), self.cfg.patch)
 
     def _kept(self, x: Tensor, t: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, list[Written]]:
         """What the memory takes: keys (not rotated) and values [L, B, h, F * n, D / h], and for fast weights."""
-        h, e, shared = self._embed(x, t, prepared, None)
         cpu = _without_gradients(prepared)
         if cpu is not None:
-            return *cpu.kept(h, e, shared), []
+            return *cpu.kept(self._tokens(x, prepared, None), t), []
+        h, e, shared = self._embed(x, t, prepared, None)
         _, keys, values, written = self._layers(h, e, shared, prepared, keep=True)
         return torch.stack(keys), torch.stack(values), written
 
