@@ -10,7 +10,9 @@ from worldmodel.datasets.evaluate import as_typed, finish, prepare
 from worldmodel.errors import UserError
 from worldmodel.evaluate.report import Metric, Report, Table
 from worldmodel.options import check_range
-from worldmodel.policies.policy import find_policy
+from worldmodel.policies.flow_policy import PolicyConfig
+from worldmodel.policies.observation import Interface, Range
+from worldmodel.policies.policy import Acting, Policy, find_policy
 from worldmodel.policies.serving.load import Counted, drive
 from worldmodel.policies.serving.served import ServedPolicy
 from worldmodel.policies.serving.server import Serving, background
@@ -18,7 +20,7 @@ from worldmodel.serve.meter import percentiles
 
 
 def policy_latency(
-    checkpoint: Path,
+    checkpoint: Path | None = None,
     clients: tuple[int, ...] = (1, 8),
     seconds: float = 20.0,
     rate: float | None = None,
@@ -33,7 +35,8 @@ def policy_latency(
 
     Example: worldmodel evaluate policy-latency runs/policies/reach --clients 1 8 --seconds 30
 
-    The server runs in this process, all clients in a second one, over loopback; each number of --clients is measured
+    Without a checkpoint, of an untrained policy of the usual sizes for two cameras of 64 x 64: that takes as long. The
+    server runs in this process, all clients in a second one, over loopback; each number of --clients is measured
     for --seconds. Clients ask again as soon as they are answered, or --rate times per second each, where a request that
     has to wait for the last one is measured from when it was due. --together and --patience-ms are serve-policy's.
     """
@@ -49,7 +52,8 @@ def policy_latency(
     if not 0 <= patience_ms <= 1000:
         raise UserError(f"--patience-ms must be in [0, 1000], not {patience_ms}")
     prepare(device, threads)
-    served = ServedPolicy(find_policy(checkpoint, device), together, "naive")
+    policy = untrained(device) if checkpoint is None else find_policy(checkpoint, device)
+    served = ServedPolicy(policy, together, "naive")
     speed = calibrate()
     found = {number: measure(served, number, seconds, rate, patience_ms / 1000) for number in clients}
     metrics = {"gflops": Metric(speed.gflops, "GFLOP/s"), "load": Metric(speed.load)}
@@ -71,6 +75,21 @@ def policy_latency(
         title="Latency of a served policy",
     )
     return finish(report, "policy_latency", out, json)
+
+
+def untrained(device: str = "cpu") -> Policy:
+    """A policy for Meta-World with random weights, as configs/metaworld_policy.py would train it."""
+    hand, target = ("hand_x", "hand_y", "hand_z", "opening"), ("target_x", "target_y", "target_z", "grip")
+    interface = Interface(
+        cameras=("corner", "corner2"),
+        size=(64, 64),
+        state=Range(hand, (-0.5,) * 4, (0.5,) * 4),
+        action=Range(target, (-0.5,) * 4, (0.5,) * 4),
+        vocabulary=("reach",),
+        words=1,
+        fps=10.0,
+    )
+    return Policy(PolicyConfig().build(interface).to(device).eval().requires_grad_(False), Acting())
 
 
 HEAD = ("clients", "chunks/s", "p50 ms", "p95 ms", "p99 ms", "infer p50 ms", "least share")

@@ -143,6 +143,24 @@ def test_whatever_one_client_sends_the_next_is_served(address, frame):
         np.testing.assert_array_equal(other.infer(observation() | {"seed": 4})["actions"], expected(4, 0))
 
 
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(opened=st.booleans(), data=st.binary(max_size=64) | st.sampled_from([
+    b"\x82\xff" + bytes([255] * 12), b"\x8f\x80" + bytes(4), b"\xc2\x80" + bytes(4), b"\x00\x80" + bytes(4),
+    b"\x82\x01\x80", b"\x88\x81" + bytes(5), b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/9.9\r\nHost: " + bytes(20),
+]))  # fmt: skip
+def test_bytes_that_are_no_websocket_harm_nobody(address, opened, data):
+    """Before and after the handshake: bad opcodes, bits, masks, lengths, requests."""
+    if opened:
+        client = OpenPi(address)
+        client.socket.socket.sendall(data)
+        client.socket.socket.shutdown(socket.SHUT_RDWR)
+    else:
+        with contextlib.closing(socket.create_connection(_place(address))) as bare:
+            bare.sendall(data)
+    with PolicyClient(address) as other:
+        np.testing.assert_array_equal(other.infer(observation() | {"seed": 4})["actions"], expected(4, 0))
+
+
 def flipped(place: int, value: int) -> bytes:
     data = bytearray(pack(observation()))
     data[place % len(data)] = value
