@@ -27,6 +27,8 @@ import torch
 import tyro
 from numpy.typing import NDArray
 
+from worldmodel.errors import UserError
+
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "demos" / "models" / "doom"
 WARM = 6  # first chunks, which are not counted
@@ -49,7 +51,7 @@ class Arm:
         stdin.flush()
         line = stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.name} ended before it had made its chunk")
+            raise UserError(f"{self.name} ended before it had made its chunk: above is why")
         head = json.loads(line)
         pixels = stdout.read(int(np.prod(head["shape"])))
         return head["seconds"], np.frombuffer(pixels, np.uint8).reshape(head["shape"])
@@ -107,10 +109,19 @@ def compare(
     from worldmodel.evaluate.report import Metric, Report
     from worldmodel.evaluate.report_files import write
     from worldmodel.evaluate.timing import around, calibration_metrics, quotient_of_medians
+    from worldmodel.folders import check_creatable
+    from worldmodel.models.world import WorldModel
+    from worldmodel.options import check_range, check_seeds
 
+    check_range(2, chunks=chunks)  # an interval needs two
+    check_seeds(seed=seed)
+    if out is not None:
+        check_creatable(out)
+    WorldModel.load(model)  # its errors are told here, not in the processes
+    commit = find_commit(revision, ROOT)
     before = calibrate()
     with tempfile.TemporaryDirectory() as folder:
-        check_out(revision, Path(folder))
+        check_out(commit, Path(folder))
         arms = {
             "then": Arm(Path(folder), model, seed, ""),
             "now": Arm(ROOT, model, seed, ""),
@@ -146,15 +157,38 @@ def compare(
     write(report, json=out)
 
 
-def check_out(revision: str, folder: Path) -> None:
+def find_commit(revision: str, checkout: Path) -> str:
+    """The full name of the commit that a checkout's git knows as `revision`; a UserError if it knows none."""
+    if not (checkout / ".git").exists():
+        raise UserError(f"{checkout}: no checkout of git, so it has no commit {revision} to be timed against")
+    command = ["git", "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
+    try:
+        found = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise UserError("git is not installed, and the other commit's files come from it") from error
+    if found.returncode:
+        raise UserError(f"{checkout}: has no commit {revision} {found.stderr.strip()}".rstrip())
+    return found.stdout.strip()
+
+
+def check_out(commit: str, folder: Path) -> None:
     """Put the files of a commit into a folder."""
-    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
+
+
+def main() -> int:
+    try:
+        tyro.cli(compare)
+    except UserError as error:
+        print(f"cpu_loop: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--stream"]:
         stream(*sys.argv[2:])
     else:
-        tyro.cli(compare)
+        sys.exit(main())
