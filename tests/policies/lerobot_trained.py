@@ -32,6 +32,24 @@ SIZES = {
         "use_group_norm": True,
         "pretrained_backbone_weights": None,
     },
+    "vqbet": {
+        "n_obs_steps": 3,
+        "n_action_pred_token": 2,
+        "action_chunk_size": 4,
+        "gpt_block_size": 40,
+        "gpt_input_dim": 16,
+        "gpt_output_dim": 16,
+        "gpt_n_layer": 1,
+        "gpt_n_head": 2,
+        "gpt_hidden_dim": 16,
+        "vqvae_n_embed": 4,
+        "vqvae_embedding_dim": 8,
+        "vqvae_enc_hidden_dim": 8,
+        "spatial_softmax_num_keypoints": 4,
+        "crop_shape": None,
+        "use_group_norm": True,
+        "pretrained_backbone_weights": None,
+    },
 }
 
 

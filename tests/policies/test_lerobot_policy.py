@@ -38,7 +38,10 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(data, tmp_path_factory) -> dict[str, Path]:
-    return {kind: train_lerobot(kind, data, tmp_path_factory.mktemp(kind) / "policy") for kind in ("act", "diffusion")}
+    """ACT and diffusion after two steps; VQ-BeT, which sees one camera and learns in phases, as it was born."""
+    one = write_dataset(tmp_path_factory.mktemp("one") / "there", episodes=2, cameras=("front",))
+    made = {kind: train_lerobot(kind, data, tmp_path_factory.mktemp(kind) / "policy") for kind in ("act", "diffusion")}
+    return made | {"vqbet": train_lerobot("vqbet", one, tmp_path_factory.mktemp("vqbet") / "policy", steps=0)}
 
 
 @pytest.fixture(scope="module")
@@ -62,24 +65,25 @@ def rows_of(policy, todo, settings: Settings) -> list:
         return list(evaluate(policy, todo, settings, robots).rows)
 
 
-def seen(policy: LeRobotPolicy, rows: int = 1, past: bool = False) -> Observation:
-    rng = torch.Generator().manual_seed(3 + past)
-    image = torch.randint(0, 256, (rows, 2, 3, SIZE, SIZE), generator=rng, dtype=torch.uint8)
+def seen(policy: LeRobotPolicy, rows: int = 1, back: int = 1) -> Observation:
+    """An observation with `back` others before it."""
+    rng = torch.Generator().manual_seed(3 + back)
+    image = torch.randint(
+        0, 256, (rows, len(policy.interface.cameras), 3, SIZE, SIZE), generator=rng, dtype=torch.uint8
+    )
     words = torch.tensor([policy.interface.encode("go there")] * rows)
     made = Observation(image, 0.3 * torch.rand(rows, 4, generator=rng), words, policy.model.chunk)
-    return made if past else replace(made, past=seen(policy, rows, past=True))
+    return replace(made, past=seen(policy, rows, back - 1)) if back else made
 
 
 def batch_of(policy: LeRobotPolicy, observation: Observation) -> dict:
     """What lerobot-eval hands to the policy."""
-    return policy.model.preprocess(
-        {
-            "observation.images.front": observation.image[:, 0].float() / 255,
-            "observation.images.side": observation.image[:, 1].float() / 255,
-            "observation.state": observation.state,
-            "task": ["go there"] * observation.batch,
-        }
-    )
+    pictures = {
+        f"observation.images.{camera}": observation.image[:, at].float() / 255
+        for at, camera in enumerate(policy.interface.cameras)
+    }
+    task = ["go there"] * observation.batch
+    return policy.model.preprocess({**pictures, "observation.state": observation.state, "task": task})
 
 
 def asked(policy: LeRobotPolicy, observation: Observation, seed: int = 5, step: int = 8) -> torch.Tensor:
@@ -90,7 +94,8 @@ def test_sizes_and_ways_are_those_of_the_folder(policies):
     act, diffusion = policies["act"], policies["diffusion"]
     assert (act.model.chunk, act.acting.execute, act.history) == (8, 4, 1)
     assert (diffusion.model.chunk, diffusion.acting.execute, diffusion.history) == (4, 4, 2)
-    for policy in policies.values():
+    assert (policies["vqbet"].model.chunk, policies["vqbet"].history, policies["vqbet"].acting.execute) == (4, 3, 4)
+    for policy in (act, diffusion):
         assert policy.interface.cameras == ("front", "side") and policy.interface.size == (SIZE, SIZE)
         assert policy.interface.misfits(STATES, ACTIONS, 20.0) == []
         assert policy.interface.misfits(STATES[:3], (*ACTIONS, "more"), 20.0) == [
@@ -110,22 +115,27 @@ def test_act_does_what_it_does_under_lerobot(policies):
     assert made.shape == (1, 8, 4) and torch.equal(act.model.in_units(made), made)
 
 
-def test_diffusion_looks_back_as_under_lerobot(policies):
-    diffusion = policies["diffusion"]
-    observation = seen(diffusion)
-    assert observation.past is not None
-    made = asked(diffusion, observation)
-    policy = diffusion.model.policy
+@pytest.mark.parametrize(("kind", "back"), [("diffusion", 1), ("vqbet", 2)])
+def test_a_policy_that_looks_back_does_what_it_does_under_lerobot(policies, kind, back):
+    adapted = policies[kind]
+    assert adapted.history == back + 1
+    observation = seen(adapted, back=back)
+    made = asked(adapted, observation)
+    before = [observation]
+    while before[0].past is not None:
+        before.insert(0, before[0].past)
+    policy = adapted.model.policy
     policy.reset()
-    policy.select_action(batch_of(diffusion, observation.past))
-    policy._queues["action"].clear()
+    for moment in before[:-1]:
+        policy.select_action(batch_of(adapted, moment))
+        policy._queues["action"].clear()
     torch.manual_seed(int(noise.row_seed(5, torch.tensor([8]))))
     for k in range(4):
-        action = policy.select_action(batch_of(diffusion, observation))
-        assert torch.equal(diffusion.model.postprocess(action), made[:, k])
-    alone = asked(diffusion, replace(observation, past=None))
+        action = policy.select_action(batch_of(adapted, observation))
+        assert torch.equal(adapted.model.postprocess(action), made[:, k])
+    alone = asked(adapted, replace(observation, past=None))
     assert not torch.equal(alone, made)
-    assert torch.equal(alone, asked(diffusion, replace(observation, past=replace(observation, past=None))))
+    assert torch.equal(alone, asked(adapted, replace(observation, past=replace(observation, past=None))))
 
 
 def test_an_answer_is_a_function_of_its_own_row(policies):
