@@ -136,6 +136,8 @@ class WorldModel:
         check_device(device)
         path = folder / "config.json"
         config = read_json(path)
+        if isinstance(config, dict) and config.get("kind") == "policy":
+            raise UserError(f"{path}: a policy, not a world model; worldmodel serve-policy serves it")
         if not isinstance(config, dict) or config.get("kind") != "world model":
             raise UserError(f"{path}: not the configuration of a world model")
         check_format(config, FORMAT, path, keys=("dit", "actions", "fps", "stream"))

@@ -417,6 +417,12 @@ def test_wrong_options_are_one_line(tmp_path, capsys, options, said):
     assert said in capsys.readouterr().err
 
 
+def test_serve_sends_who_has_a_policy_to_serve_policy(tmp_path, capsys):
+    tiny_policy().save(tmp_path)
+    assert cli.main(["serve", str(tmp_path)]) == 2
+    assert "a policy, not a world model; worldmodel serve-policy serves it" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_command_serves_a_folder_until_it_is_told_to_end(tmp_path):
     policy = tiny_policy()
