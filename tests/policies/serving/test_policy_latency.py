@@ -25,7 +25,7 @@ def test_every_client_is_counted_and_a_failure_is_told():
     served = Obedient()
     with background(served) as address:
         counted = drive(address, 3, 0.2, None)
-        paced = drive(address, 2, 0.2, 20.0)
+        paced = drive(address, 2, 0.18, 20.0)
     assert all(one.latency and not one.failure and len(one.latency) == len(one.infer) for one in counted)
     assert [len(one.latency) for one in paced] == [4, 4]  # at 0, 50, 100 and 150 ms; the second begins 25 ms later
     assert len(served.batches) == sum(len(one.latency) for one in counted + paced) + 3 * 5
