@@ -41,9 +41,9 @@ class Pose:
         """From pixels of an aligned crop [size, size] of this padding to pixels of the frame."""
         side = self.scale * (1 + 2 * padding) / size
         cos, sin = side * np.cos(self.angle), side * np.sin(self.angle)
-        turn = np.array(((cos, -sin), (sin, cos)))
-        offset = np.array((self.x, self.y)) - turn @ np.full(2, (size - 1) / 2)
-        return np.concatenate((turn, offset[:, None]), 1)
+        turn = np.array(((cos, -sin), (sin, cos)), np.float64)
+        offset = np.array((self.x, self.y), np.float64) - turn @ np.full(2, (size - 1) / 2)
+        return np.column_stack((turn, offset)).astype(np.float64)
 
     def vector(self) -> NDArray[np.float64]:
         """(log scale, angle, x, y), the parameters that are filtered."""
@@ -98,6 +98,6 @@ def fit(landmarks: NDArray[np.float64]) -> tuple[Pose, float]:
 
 
 def turned_away(landmarks: NDArray[np.float64]) -> float:
-    """How far a head is turned to its side: 0 frontal, about 0.4 at 45 degrees, 1 where the nose meets the jaw's line."""
+    """How far a head is turned to its side: 0 frontal, about 0.4 at 45 degrees, 1 where nose and jaw meet."""
     left, right = (float(np.linalg.norm(landmarks[30] - landmarks[i])) for i in (0, 16))
     return abs(left - right) / max(left + right, 1e-9)

@@ -28,7 +28,8 @@ class Match:
         """Some time later, on the way to another match."""
         share = np.float32(1 - np.exp(-max(seconds, 0.0) / SECONDS))
         factor = self.factor + share * (other.factor - self.factor)
-        return Match(factor, self.offset + share * (other.offset - self.offset))
+        offset = self.offset + share * (other.offset - self.offset)
+        return Match(factor.astype(np.float32), offset.astype(np.float32))
 
 
 def ring(mask: NDArray[np.float32]) -> NDArray[np.bool_]:

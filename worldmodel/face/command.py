@@ -114,18 +114,16 @@ def stream(source: Source, sink: Sink, swapper: Swapper[Any], label: bool) -> Do
             events = _after(ahead(source, DEPTH), skipped, WARM)
             for group, new in _chunks(events, swapper.generator.chunk):
                 pictures = [event for event in group if isinstance(event, Picture)]
-                if pictures:
-                    seams, state = swapper.chunk(pictures, info.time_base, state)
+                seams, state = swapper.chunk(pictures, info.time_base, state)
                 if not new:
                     continue
                 for event in group:
                     if isinstance(event, Picture) and label:
                         draw_label(event.pixels)
                     writing.put(event)
-                if pictures:
-                    done.pictures += len(pictures)
-                    done.swapped += sum(bool(seam) for seam in seams)
-                    advance(len(pictures))
+                done.pictures += len(pictures)
+                done.swapped += sum(bool(seam) for seam in seams)
+                advance(len(pictures))
                 if signal.requested:
                     done.stopped = True
                     break

@@ -10,10 +10,14 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Smoothed:
-    """The filter's state, a value: filtered values [N] and their speeds [N] per second."""
+    """The filter's state, a value: filtered values [N], their filtered speeds [N] per second, the last measurement [N].
+
+    Speeds are differences of measurements, as in the authors' program; of filtered values they would count the lag too.
+    """
 
     value: Vector
     speed: Vector
+    last: Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +30,15 @@ class OneEuro:
     of_speed: float = 2.0
 
     def begin(self, value: Vector) -> Smoothed:
-        return Smoothed(value, np.zeros_like(value))
+        return Smoothed(value, np.zeros_like(value), value)
 
     def step(self, state: Smoothed, value: Vector, seconds: float, unit: Vector | float = 1.0) -> Smoothed:
         """One measurement [N], `seconds` after the last. unit [N]: by what each speed is divided before it counts."""
         if seconds <= 0:
             return state
-        speed = _towards(state.speed, (value - state.value) / seconds, self.of_speed, seconds)
-        return Smoothed(_towards(state.value, value, self.still + self.rise * np.abs(speed / unit), seconds), speed)
+        speed = _towards(state.speed, (value - state.last) / seconds, self.of_speed, seconds)
+        cutoff = self.still + self.rise * np.abs(speed / unit)
+        return Smoothed(_towards(state.value, value, cutoff, seconds), speed, value)
 
 
 def _towards(old: Vector, new: Vector, cutoff: Vector | float, seconds: float) -> Vector:

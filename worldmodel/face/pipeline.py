@@ -74,10 +74,12 @@ class Swapper[S: State]:
     def chunk(
         self, pictures: Sequence[Picture], time_base: Fraction, state: Swapping[S]
     ) -> tuple[list[list[Seam]], Swapping[S]]:
-        """Swap the faces of 1 to K pictures, in place. Returns where, per picture, and the next state.
+        """Swap the faces of up to K pictures, in place. Returns where, per picture, and the next state.
 
         Fewer than K pictures, at the end of a stream, are continued by the last one.
         """
+        if not pictures:
+            return [], state
         length = self.generator.chunk
         seen: list[Tracks] = []
         with self.times.stage("track"):

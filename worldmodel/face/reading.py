@@ -23,14 +23,14 @@ from worldmodel.errors import UserError
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 TIMEOUT = 10.0  # seconds that a URL may be silent
 CAMERA = "camera:"
+BT709, BT601 = 1, 5  # codes of colour matrices
 
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """How a video's numbers are meant, as FFmpeg's codes: matrix, range, primaries, transfer. 2 (range: 0) is unknown."""
+    """How a video's numbers are meant, as FFmpeg's codes: matrix, primaries, transfer; 2 is unknown."""
 
     space: int = 2
-    range: int = 0
     primaries: int = 2
     transfer: int = 2
 
@@ -125,9 +125,11 @@ class Container:
         first = self._waiting[-1]
         assert isinstance(first, Picture)
         rate = self._stream.average_rate or self._stream.guessed_rate or Fraction(25)
+        height, width = first.pixels.shape[:2]
         self.info = Info(
             target,
-            *first.pixels.shape[:2],
+            height,
+            width,
             time_base=Fraction(self._stream.time_base or Fraction(1, 1000)),
             rate=Fraction(rate),
             frames=None if live else _count(self._stream, rate),
@@ -153,9 +155,7 @@ class Container:
                 continue
             for frame in self._decoded(packet):
                 if size is None:
-                    self._colour = Colour(
-                        int(frame.colorspace), int(frame.color_range), *_tags(self._stream.codec_context)
-                    )
+                    self._colour = _colour(frame, self._stream.codec_context)
                 pixels = upright(frame, self._target)
                 size = pixels.shape[:2] if size is None else size
                 if pixels.shape[:2] != size:  # the rest of the chain has one size
@@ -200,8 +200,8 @@ def _count(stream: VideoStream, rate: Fraction) -> int | None:
     return None
 
 
-def _tags(context: Any) -> tuple[int, int]:
-    return int(context.color_primaries), int(context.color_trc)
+def _colour(frame: av.VideoFrame, context: Any) -> Colour:
+    return Colour(int(frame.colorspace), int(context.color_primaries), int(context.color_trc))
 
 
 def upright(frame: av.VideoFrame, where: str) -> NDArray[np.uint8]:
@@ -209,7 +209,9 @@ def upright(frame: av.VideoFrame, where: str) -> NDArray[np.uint8]:
     turn = -round(frame.rotation) % 360
     if turn % 90:
         raise UserError(f"{where}: rotated by {turn} degrees; only quarter turns are supported")
-    pixels = frame.to_ndarray(format="rgb24")
+    if int(frame.colorspace) == BT709:  # PyAV converts by BT.601 unless the two sides differ
+        frame = frame.reformat(format="rgb24", src_colorspace=BT709, dst_colorspace=BT601)
+    pixels = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
     return np.ascontiguousarray(np.rot90(pixels, -turn // 90)) if turn else np.ascontiguousarray(pixels)
 
 
@@ -266,11 +268,12 @@ class Camera:
             raise UserError(f"{self.target}: a camera is {CAMERA}NUMBER, such as {CAMERA}0")
         self._device = cv2.VideoCapture(int(number))
         good, pixels = self._device.read() if self._device.isOpened() else (False, None)
-        if not good:
+        if not good or pixels is None:
             self._device.release()
             raise UserError(f"{self.target}: no such camera, or it gives no picture")
         rate = Fraction(self._device.get(cv2.CAP_PROP_FPS) or 30).limit_denominator(1001)
-        self.info = Info(self.target, *pixels.shape[:2], Fraction(1, 90000), rate, None, True)
+        height, width = pixels.shape[:2]
+        self.info = Info(self.target, height, width, Fraction(1, 90000), rate, None, True)
 
     def __iter__(self) -> Iterator[Picture]:
         began, last = time.monotonic(), -1

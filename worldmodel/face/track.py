@@ -75,7 +75,8 @@ class Tracker:
 
     def step(self, tracks: Tracks | None, picture: Picture, time: float) -> Tracks:
         """The tracks in a picture that is shown at `time` seconds; None before the first one."""
-        thumbnail = cv2.resize(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), (32, 18), interpolation=cv2.INTER_AREA)
+        grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+        thumbnail = np.asarray(cv2.resize(grey, (32, 18), interpolation=cv2.INTER_AREA), np.uint8)
         cut = tracks is None or tracks.thumbnail is None or _differ(tracks.thumbnail, thumbnail)
         tracks = Tracks(time) if tracks is None else tracks
         if cut:  # of another scene nothing is known but who was there

@@ -14,7 +14,7 @@ from av.container import OutputContainer
 from av.video.stream import VideoStream
 
 from worldmodel.errors import UserError
-from worldmodel.face.reading import Info, Picture, Sound, Source
+from worldmodel.face.reading import BT601, BT709, Info, Picture, Sound, Source
 
 VIDEOS = (".mp4", ".mov", ".mkv")
 STREAMS = {"rtmp": "flv", "rtmps": "flv", "http": "mpegts", "https": "mpegts", "tcp": "mpegts", "udp": "mpegts"}
@@ -32,15 +32,15 @@ class Sink(Protocol):
 class Encoder:
     """H.264 pictures into a container, in the source's ticks. Odd sizes gain a line or column, which repeats the last.
 
-    lossless: RGB without loss (x264rgb), else yuv420p with the source's matrix and range.
+    lossless: RGB without loss (x264rgb), else yuv420p by the source's matrix (BT.709 or BT.601).
     """
 
     def __init__(self, container: OutputContainer, info: Info, lossless: bool, live: bool) -> None:
         self._container, self._info = container, info
         self._height, self._width = info.height, info.width
         name = "libx264rgb" if lossless else "libx264"
-        self._stream: VideoStream = container.add_stream(name, rate=_rate(info.rate))
-        stream: Any = self._stream
+        stream: Any = container.add_stream(name, rate=_rate(info.rate))
+        self._stream: VideoStream = stream
         even = (lambda n: n) if lossless else (lambda n: n + n % 2)
         stream.width, stream.height = even(info.width), even(info.height)
         stream.pix_fmt = "rgb24" if lossless else "yuv420p"
@@ -51,13 +51,10 @@ class Encoder:
         context = stream.codec_context
         context.time_base = info.time_base
         stream.time_base = info.time_base
-        colour = info.colour
-        self._space = None if lossless or colour.space in (0, 2) else colour.space
         if not lossless:
-            if self._space is not None:
-                context.colorspace = colour.space
-            context.color_range, context.color_primaries, context.color_trc = (
-                colour.range,
+            colour = info.colour
+            context.colorspace, context.color_primaries, context.color_trc = (
+                colour.space if colour.space in (BT709, 5, 6) else 2,
                 colour.primaries,
                 colour.transfer,
             )
@@ -67,10 +64,10 @@ class Encoder:
         right, below = stream.width - self._width, stream.height - self._height
         pixels = picture.pixels
         if right or below:
-            pixels = cv2.copyMakeBorder(pixels, 0, below, 0, right, cv2.BORDER_REPLICATE)
+            pixels = np.asarray(cv2.copyMakeBorder(pixels, 0, below, 0, right, cv2.BORDER_REPLICATE), np.uint8)
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
-        if self._space is not None:
-            frame = frame.reformat(format=stream.pix_fmt, dst_colorspace=self._space)
+        if stream.pix_fmt != "rgb24" and self._info.colour.space == BT709:
+            frame = frame.reformat(format=stream.pix_fmt, src_colorspace=BT601, dst_colorspace=BT709)
         frame.pts, frame.time_base = picture.pts, self._info.time_base
         self._container.mux(stream.encode(frame))
 

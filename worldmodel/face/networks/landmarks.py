@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from worldmodel.face.networks.layers import Conv, Linear, SeparableConv, centred
+from worldmodel.face.networks.layers import Conv, Linear, SeparableConv, centred, channels_last
 from worldmodel.face.networks.published import load
 
 SIZE = 112
@@ -53,7 +53,7 @@ class Landmarks68:
     size = SIZE
 
     def __init__(self, device: str = "cpu") -> None:
-        self.network = load(FaceFeatures(136), "face_landmark_68").to(device, memory_format=torch.channels_last)
+        self.network = channels_last(load(FaceFeatures(136), "face_landmark_68")).to(device)
         self.device = device
 
     @torch.no_grad()
