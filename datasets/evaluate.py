@@ -81,6 +81,7 @@ def compare(
     horizon: int = 16,
     context: int = 4,
     clip_frames: int | None = None,
+    readable: float = 0.6,
     encoders: tuple[str, ...] = ("lite0", "autoencoder"),
     seeds: tuple[int, ...] = (0,),
     device: str = "cpu",
@@ -95,8 +96,9 @@ def compare(
     rolled out for --frames frames; --windows windows of --window frames are judged in the first of --encoders. Whether
     actions are followed is read by a probe that learns from --train-data (without: not measured), in the windows and in
     --clips short beginnings that are continued for --horizon frames. --clip-frames: what the models were trained on,
-    for the plot. --keep FOLDER keeps what was measured of each model, so that another arm later costs its own
-    measurement only, and a run that was stopped goes on.
+    for the plot. --readable: an action counts if the probe reads it from recorded clips with an R2 of at least that
+    (at high frame rates one step hardly shows). --keep FOLDER keeps what was measured of each model, so that
+    another arm later costs its own measurement only, and a run that was stopped goes on.
     """
     command = as_typed(compare, locals())
     check_range(1, rollouts=rollouts, windows=windows, clips=clips, horizon=horizon, context=context)
@@ -120,6 +122,7 @@ def compare(
         ),
         encoders=encoders,
         clip_frames=clip_frames,
+        readable=readable,
         kept=keep,
         open_world=open_world,
     )  # fmt: skip

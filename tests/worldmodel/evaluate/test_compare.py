@@ -126,6 +126,8 @@ def test_probe_tells_who_follows(recordings, tmp_path):
     assert len(list(tmp_path.glob("probe_*.npz"))) == 1
     again = evaluate_compare(arms, recordings, panorama.recordings(5, 60, seed=9), **options)
     assert again.to_json() == found.to_json()
+    with pytest.raises(UserError, match="the probe reads no action from recorded clips with R2 of at least 1"):
+        evaluate_compare(arms, recordings, panorama.recordings(5, 60, seed=9), readable=1.0, **options)
 
 
 def test_starts_of_long_rollouts_differ(recordings):
@@ -149,5 +151,7 @@ def test_sizes_that_do_not_fit(recordings):
         run(encoders=("autoencoder", "autoencoder"))
     with pytest.raises(UserError, match="two held-out episodes"):
         evaluate_compare(ARMS, panorama.recordings(1, 60), **OPTIONS)
+    with pytest.raises(UserError, match=r"readable must be in \[0, 1\], not 1.5"):
+        run(readable=1.5)
     with pytest.raises(UserError, match="horizon must be at least 4, not 2"):
         evaluate_compare(ARMS, recordings, recordings, **OPTIONS | {"settings": replace(SIZES, horizon=2)})

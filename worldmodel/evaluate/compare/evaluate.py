@@ -24,7 +24,7 @@ from worldmodel.evaluate.compare.measure import Measurement, frames_to_make, mea
 from worldmodel.evaluate.compare.notes import notes
 from worldmodel.evaluate.compare.reader import Reader, reader_of, recordings_key
 from worldmodel.evaluate.compare.sheets import films, sheets
-from worldmodel.evaluate.following import EPOCHS, LENGTH, train_probe
+from worldmodel.evaluate.following import EPOCHS, LENGTH, VALID, train_probe
 from worldmodel.evaluate.long_rollouts import Scale, scale_of
 from worldmodel.evaluate.probe import WINDOW
 from worldmodel.evaluate.recordings import Recordings, check_fit
@@ -43,6 +43,7 @@ def evaluate_compare(
     encoders: tuple[str, ...] = ("lite0", "autoencoder"),
     clip_frames: int | None = None,
     probe_clips: int = 800,
+    readable: float = VALID,
     kept: Path | None = None,
     open_world: Open = lambda folder: WorldModel.find(Path(folder)),
     quiet: bool = False,
@@ -50,28 +51,31 @@ def evaluate_compare(
     """Roll out every model of every arm from the same beginnings and compare how they drift.
 
     arms: the first is the baseline. recordings: held out; train: what a probe of the actions learns from, from
-    `probe_clips` clips (None: action following is not measured). encoders: the first is the judge. clip_frames: pixel
+    `probe_clips` clips (None: action following is not measured); an action counts if the probe reads it from recorded
+    clips with an R2 of at least `readable`. encoders: the first is the judge. clip_frames: pixel
     frames of the clips that the models were trained on, for the plot. kept: a folder for what was measured of each
     model, see keep.py. One model is in memory at a time, and of its rollouts only the frames that are looked at.
 
     Example: evaluate_compare(parse_arms(("base=runs/a0,runs/a1", "forced=runs/f0,runs/f1")), recordings)
     """
     settings = settings or CompareSettings()
-    _check(settings, encoders, clip_frames, train is not None)
+    _check(settings, encoders, clip_frames, readable, train is not None)
     world = check_same(arms, open_world)
     check_fit(world, recordings)
     bench = prepare(world, recordings, settings)
     reader, read_by = None, "no probe"
     if train is not None:
         check_fit(world, train)
-        reader, read_by = _reader(world, train, bench, probe_clips, kept, quiet)
+        reader, read_by = _reader(world, train, bench, probe_clips, readable, kept, quiet)
     scales = _scales(world, bench, encoders, quiet)
     shared = kept_key(bench.key, read_by, *(scale_key(scale) for scale in scales))
     found = tuple(_measured(arm, bench, scales, reader, shared, kept, open_world, quiet) for arm in arms)
     return _report(world, bench, scales, reader, found, clip_frames)
 
 
-def _check(settings: CompareSettings, encoders: tuple[str, ...], clip_frames: int | None, probe: bool) -> None:
+def _check(
+    settings: CompareSettings, encoders: tuple[str, ...], clip_frames: int | None, readable: float, probe: bool
+) -> None:
     counts = {name: value for name, value in asdict(settings).items() if isinstance(value, int)}
     least = {"window": WINDOW + 1, "horizon": WINDOW} if probe else {"window": 3}
     for name, value in (counts | ({} if clip_frames is None else {"clip_frames": clip_frames})).items():
@@ -82,12 +86,20 @@ def _check(settings: CompareSettings, encoders: tuple[str, ...], clip_frames: in
             f"compare: {settings.frames} frames do not hold {settings.windows} windows of {settings.window}: at most "
             f"{settings.frames // settings.window}"
         )
+    if not 0 <= readable <= 1:
+        raise UserError(f"compare: readable must be in [0, 1], not {readable}")
     if not encoders or len(set(encoders)) < len(encoders):
         raise UserError(f"compare: give different encoders, one or more, not {list(encoders)}")
 
 
 def _reader(
-    world: WorldModel, train: Recordings, bench: Bench, clips: int, kept: Path | None, quiet: bool
+    world: WorldModel,
+    train: Recordings,
+    bench: Bench,
+    clips: int,
+    readable: float,
+    kept: Path | None,
+    quiet: bool,
 ) -> tuple[Reader, str]:
     """A probe, trained here or kept from before, and a name for it."""
     tokenizer: Any = world.tokenizer  # tokenizers are modules
@@ -98,7 +110,7 @@ def _reader(
     if probe is None:
         probe, _ = train_probe(world, train, clips, EPOCHS, seed, quiet)
         keep_probe(kept, key, probe)
-    return reader_of(world, bench, probe), key
+    return reader_of(world, bench, probe, readable), key
 
 
 def _scales(world: WorldModel, bench: Bench, encoders: tuple[str, ...], quiet: bool) -> tuple[Scale, ...]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from worldmodel.evaluate.compare.arms import Measured
 from worldmodel.evaluate.compare.bench import Bench
 from worldmodel.evaluate.compare.reader import Reader
-from worldmodel.evaluate.following import VALID
 from worldmodel.evaluate.long_rollouts import Scale
 from worldmodel.models.world import WorldModel
 
@@ -54,7 +53,9 @@ def notes(
             f"models, which reads optical flow of neighbouring frames. Short: {settings.clips} held-out beginnings of "
             f"their own, {settings.horizon} frames after {settings.context} chunks of real context. Long: the windows "
             f"of the rollouts. Mean over {', '.join(reader.counted)}, the actions that it reads from recorded short "
-            f"clips with R2 of at least {VALID} (" + ", ".join(f"{name} {score:.2f}" for name, score in scores) + "). "
+            f"clips with R2 of at least {reader.readable} ("
+            + ", ".join(f"{name} {score:.2f}" for name, score in scores)
+            + "). "
             "Units of the jackknife are clips (short) and starts (long)."
         )
     if clip_frames is not None:

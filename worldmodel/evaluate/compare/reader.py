@@ -1,6 +1,6 @@
 """The probe of a comparison: trained once, it reads which actions are seen in what every model shows.
 
-Only action dimensions are scored, those that the probe reads from recorded clips with R2 >= VALID. Right after real
+Only action dimensions are scored, those that the probe reads from recorded clips well enough. Right after real
 context (short) and in every window of the long rollouts all models have the same actions, so their scores compare.
 
 Letters: C short clips, B long rollouts, W windows of long rollouts, n readings per clip, D action dimensions.
@@ -30,7 +30,8 @@ class Reader:
 
     last_seen [C, 1, H, W, 3]: the last frame of each short clip's context, through the tokenizer. true_short [C, n, D]
     and true_long [W, B, n, D]: the actions. real_short and real_long: readings of recorded frames, real_long of the
-    bench's real stretches with their own actions. valid [D].
+    bench's real stretches with their own actions. valid [D]: with an R2 of at least `readable` on
+    recorded clips.
     """
 
     probe: Probe
@@ -41,6 +42,7 @@ class Reader:
     real_short: Judged
     real_long: Judged
     valid: NDArray[np.bool_]
+    readable: float = VALID
 
     def read(self, video: Pixels) -> Floats:
         """What the probe sees done in videos [B, T, H, W, 3]: [B, n, D]."""
@@ -52,7 +54,7 @@ class Reader:
         return tuple(name for name, good in zip(self.spec.names, self.valid, strict=True) if good)
 
 
-def reader_of(world: WorldModel, bench: Bench, probe: Probe) -> Reader:
+def reader_of(world: WorldModel, bench: Bench, probe: Probe, readable: float = VALID) -> Reader:
     """UserError if the probe cannot read any action from recorded clips, or if an action never changes in them."""
     if world.actions is None:
         raise UserError("these models have no actions to follow: leave out --train-data")
@@ -67,10 +69,10 @@ def reader_of(world: WorldModel, bench: Bench, probe: Probe) -> Reader:
     for name, score in zip(world.actions.names, scores, strict=True):
         if not np.isfinite(score):
             raise UserError(f"action '{name}' is constant in the {settings.clips} short clips; use more --clips")
-    valid = scores >= VALID
+    valid = scores >= readable
     if not valid.any():
         listed = ", ".join(f"{name} {score:.2f}" for name, score in zip(world.actions.names, scores, strict=True))
-        raise UserError(f"the probe reads no action from recorded clips with R2 of at least {VALID}: {listed}")
+        raise UserError(f"the probe reads no action from recorded clips with R2 of at least {readable}: {listed}")
     windows = [course.begin + start + np.arange(settings.window) for start in bench.starts]
     return Reader(
         probe=probe,
@@ -81,6 +83,7 @@ def reader_of(world: WorldModel, bench: Bench, probe: Probe) -> Reader:
         real_short=real_short,
         real_long=Judged(world.actions.names, _done(actions), read),
         valid=valid,
+        readable=readable,
     )
 
 
