@@ -47,10 +47,8 @@ class LeRobotModel:
         self.cameras, self.interface = cameras, interface
         self.history = int(policy.config.n_obs_steps)
         self.device = torch.device(policy.config.device)
-        self.chunk = 1
-        self.chunk = self.make(self._blank(), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long)).shape[
-            1
-        ]
+        zero = torch.zeros(1, dtype=torch.long)
+        self.chunk = self.make(self._blank(), zero, zero).shape[1]
 
     @property
     def frame_shape(self) -> tuple[int, ...]:
