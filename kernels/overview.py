@@ -43,12 +43,12 @@ def _calls(device: torch.device) -> tuple[tuple[Op[Any, Any], Any], ...]:
     seed, frame = torch.empty(1, device=device, dtype=torch.int64), torch.empty(1, 4, device=device, dtype=torch.int64)
     keep, angles = torch.empty(1, 4, device=device, dtype=torch.bool), torch.empty(1, 4, 32, device=device)
     step, draw = Step(x, x, t, t), Draw(seed, frame, 0, (16, 64))
-    memory = torch.empty(1, 16, 4, 1, 64, device=device, dtype=kind)
+    memory = torch.empty(1, 1, 16, 4, 1, 64, device=device, dtype=kind)
     codes = torch.empty(1, 4, 16, 64, device=device, dtype=torch.int8)
     held = Quantised(codes, codes[..., 0].float().contiguous(), None, 4)
     picture, patch = (torch.empty(1, 8, 8, 3, device=device, dtype=k) for k in (torch.uint8, torch.float32))
     place, corner = (torch.empty(*s, device=device, dtype=k) for s, k in (((1, 2, 3), t.dtype), ((1, 2), torch.int32)))
-    ring = Ring(x, x, weight, (angles, angles), 1e-6, "half", memory, memory, frame, keep)
+    ring = Ring(x[None], x[None], None, (angles, angles), 1e-6, "half", memory, memory, frame, keep)
     return (
         (ATTENTION, Attention(x, (Segment(x, x),), "half", 0.125)),
         (MODULATE, Modulation(x, m, m, 1e-6, "layer")),

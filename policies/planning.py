@@ -20,7 +20,7 @@ from worldmodel.memory import LastFrameConfig
 from worldmodel.policies.flow_policy import FlowPolicy, Prepared
 from worldmodel.policies.observation import Observation
 from worldmodel.rollout import start
-from worldmodel.sampler import Sampler, Solver, Streamable, Velocity, draw
+from worldmodel.sampler import Sampler, Solver, Streamable, Velocity, draws
 
 Chunking = Literal["naive", "guided", "prefix"]
 STRONGEST = 5.0  # of the guidance towards committed actions (2506.07339 clips there)
@@ -68,11 +68,11 @@ def plan(
     if chunking == "prefix":
         fixed = (torch.arange(model.chunk, device=seed.device) < committed.fixed)[None]
         velocity = prefixed(model, prepared, held, fixed)
-        made = sampler.integrate(velocity, lambda number: draw(model, state, model.chunk, number))
+        made = sampler.integrate(velocity, draws(model, state, model.chunk))
         return torch.where(fixed[..., None], held, made)
     return sampler.integrate(
         guided_by(model, prepared, held, committed.weights()),
-        lambda number: draw(model, state, model.chunk, number),
+        draws(model, state, model.chunk),
     )
 
 

@@ -21,7 +21,7 @@ from .chunk import ActionControl, Clip, Control
 from .errors import UserError
 from .memory import MemoryConfig
 from .rollout import replay, rollout
-from .sampler import Solver, Streamable, Velocity, draw, guide, guided
+from .sampler import Solver, Streamable, Velocity, draws, guide, guided
 from .state import State
 
 Policy = Literal["last_step", "random_step", "exit_step", "k_steps", "all"]
@@ -135,7 +135,7 @@ class Watched:
                 field(*known.point)
                 x = known.x
             else:
-                x = self.solver.integrate(field, lambda step: draw(model, state, model.chunk, step))
+                x = self.solver.integrate(field, draws(model, state, model.chunk))
         assert field.predicted is not None and field.point is not None
         self.newest = Take(x, field.predicted if len(self.chosen) == 1 else x, field.point, tuple(field.before))
         return (x if self.gradients.memory == "full" else x.detach()), None

@@ -6,9 +6,12 @@ t [B, K], one flow time per frame.
 """
 
 import math
+from fractions import Fraction
 
 import torch
 from torch import Tensor
+
+from worldmodel.kernels import sampler_step
 
 
 def _like(t: Tensor, x: Tensor) -> Tensor:
@@ -37,8 +40,17 @@ def noise_of(x_t: Tensor, v: Tensor, t: Tensor) -> Tensor:
 
 
 def euler(x_t: Tensor, v: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    """One Euler step from flow time t to s (s < t moves towards data)."""
-    return x_t + _like(s - t, x_t) * v
+    """One Euler step from flow time t to s (s < t moves towards data): x_t + (s - t) v."""
+    return sampler_step.euler(x_t, v, t, s)
+
+
+def renoise(
+    x_t: Tensor, v: Tensor, t: Tensor, s: Tensor, seed: Tensor, frame: Tensor, step: int
+) -> Tensor:  # fmt: skip
+    """From x_t at flow time t to the predicted data, and from there to flow time s with fresh noise, which is drawn
+    where it is used: draw `step` of rows with seed [B] int64 and absolute frames frame [B, K] int64.
+    """
+    return sampler_step.renoise(x_t, v, t, s, seed, frame, step)
 
 
 def shift(t: Tensor, amount: float) -> Tensor:
@@ -46,12 +58,14 @@ def shift(t: Tensor, amount: float) -> Tensor:
     return amount * t / (1 + (amount - 1) * t)
 
 
+@torch.compiler.assume_constant_result
 def times(steps: int, amount: float = 1.0) -> tuple[float, ...]:
     """The sampler's schedule: steps + 1 flow times from 1 down to 0, shifted by `amount`."""
     if steps < 1:
         raise ValueError(f"a schedule needs at least one step, not {steps}")
-    inner = shift(torch.linspace(1, 0, steps + 1, dtype=torch.float64)[1:-1], amount).tolist()
-    return (1.0, *inner, 0.0)
+    step = Fraction(1 / steps)  # each time is rounded once, as torch.linspace does, but on no device
+    even = [float(1 - i * step if i < (steps + 1) // 2 else (steps - i) * step) for i in range(1, steps)]
+    return (1.0, *(amount * t / (1 + (amount - 1) * t) for t in even), 0.0)
 
 
 def embed_time(t: Tensor, width: int, scale: float = 1000.0) -> Tensor:

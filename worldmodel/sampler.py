@@ -20,7 +20,6 @@ from .memory import Memory, MemoryConfig
 from .state import Pending, State
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
-Draw = Callable[[int], Tensor]
 MOST_STEPS = 1000  # model calls per chunk: beyond that lies only waiting
 
 
@@ -66,10 +65,32 @@ class Sampler(Protocol):
     def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, Pending | None]: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """Keyed noise of a chunk's frames, by number of the draw: the same state draws the same."""
+
+    seed: Tensor  # [B] int64
+    frame: Tensor  # [B, F] int64, absolute
+    shape: tuple[int, ...]  # of a frame
+
+    def __call__(self, step: int) -> Tensor:
+        """[B, F, *shape]."""
+        return noise.normal(self.seed, self.frame, step, self.shape)
+
+    def renoise(self, x_t: Tensor, v: Tensor, t: Tensor, s: Tensor, step: int) -> Tensor:
+        """From x_t at flow times t to the predicted data and back to flow times s, with draw number `step`."""
+        return flow.renoise(x_t, v, t, s, self.seed, self.frame, step)
+
+
+def draws(model: Streamable, state: State, frames: int) -> Draws:
+    """The noise of the next `frames` frames of every row."""
+    index = state.frame[:, None] + torch.arange(frames, device=state.frame.device)
+    return Draws(state.seed, index, model.frame_shape)
+
+
 def draw(model: Streamable, state: State, frames: int, step: int) -> Tensor:
     """Keyed noise [B, F, C, H, W] for the next `frames` frames of every row, draw number `step`."""
-    index = state.frame[:, None] + torch.arange(frames, device=state.frame.device)
-    return noise.normal(state.seed, index, step, model.frame_shape)
+    return draws(model, state, frames)(step)
 
 
 def guide(with_control: Tensor, without: Tensor, guidance: float) -> Tensor:
@@ -129,12 +150,12 @@ class Solver(_PresentChunk, ABC):
         """How often one chunk evaluates its velocity field."""
 
     @abstractmethod
-    def integrate(self, velocity: Velocity, draw: Draw) -> Tensor:
-        """The chunk [B, K, ...] that the field leads to. draw: keyed noise of that shape, by number of the draw."""
+    def integrate(self, velocity: Velocity, draw: Draws) -> Tensor:
+        """The chunk [B, K, ...] that the field leads to, from draw 0."""
 
     def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, None]:
         velocity = guided(model, control, state, self.guidance)
-        return self.integrate(velocity, lambda step: draw(model, state, model.chunk, step)), None
+        return self.integrate(velocity, draws(model, state, model.chunk)), None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +173,7 @@ class Euler(Solver):
     def calls(self) -> int:
         return self.steps
 
-    def integrate(self, velocity: Velocity, draw: Draw) -> Tensor:
+    def integrate(self, velocity: Velocity, draw: Draws) -> Tensor:
         x = draw(0)
         for t, s in itertools.pairwise(flow.times(self.steps, self.shift)):
             x = flow.euler(x, velocity(x, _at(x, t)), _at(x, t), _at(x, s))
@@ -174,7 +195,7 @@ class Heun(Solver):
     def calls(self) -> int:
         return 2 * self.steps - 1
 
-    def integrate(self, velocity: Velocity, draw: Draw) -> Tensor:
+    def integrate(self, velocity: Velocity, draw: Draws) -> Tensor:
         x = draw(0)
         for t, s in itertools.pairwise(flow.times(self.steps, self.shift)):
             v = velocity(x, _at(x, t))
@@ -204,13 +225,12 @@ class FewStep(Solver):
     def calls(self) -> int:
         return len(self.levels)
 
-    def integrate(self, velocity: Velocity, draw: Draw) -> Tensor:
+    def integrate(self, velocity: Velocity, draw: Draws) -> Tensor:
         x = draw(0)
-        for i, level in enumerate(self.levels):
-            t = flow.shift(_at(x, level), self.shift)
-            x_t = x if i == 0 else flow.interpolate(x, draw(i), t)
-            x = flow.clean(x_t, velocity(x_t, t), t)
-        return x
+        times = [flow.shift(_at(x, level), self.shift) for level in self.levels]
+        for i, (t, s) in enumerate(itertools.pairwise(times)):
+            x = draw.renoise(x, velocity(x, t), t, s, i + 1)
+        return flow.clean(x, velocity(x, times[-1]), times[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +282,7 @@ class Pipelined:
     def __call__(self, model: Streamable, control: Any, state: State) -> tuple[Tensor, Pending]:
         velocity = guided(model, control, state, self.guidance)
         size, per_call = model.chunk, self.steps // self.chunks
-        fresh = draw(model, state, size * self.chunks, 0)
+        fresh = draws(model, state, size * self.chunks)(0)
         x, level = fresh.clone(), torch.zeros(self.chunks, dtype=torch.int64)  # steps already taken, per chunk
         if state.pending is None or not state.pending.ready.all():
             for _ in range(self.chunks - 1):  # the triangle: chunk j waits for chunk j - 1 to be one stage ahead

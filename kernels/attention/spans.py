@@ -36,34 +36,33 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """Queries look at what is there of the past, at their own chunk and at those before it."""
+    """Queries look at what is there of every segment of the past, at their own chunk and at those before it."""
 
-    valid: Tensor | None  # [P, M] bool of a past of N tokens, M divides N; None if all of it is there
     chunk: int  # tokens of a chunk of the current ones; 0 if they are one
 
 
 Seen = Tensor | tuple[Span, ...] | Visible | None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor] | None, seen: Seen) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, past: tuple[Segment, ...], seen: Seen) -> Tensor:
     """Softmax attention of the current queries over [past, current].
 
-    q, k, v: [B, heads, Q, D] of the current tokens. past: keys and values [P, heads, N, D] or None; B is a multiple of
-    P, and row b reads past row b mod P. seen: bool, broadcastable to [B, heads, Q, N + Q], True where a query may look;
-    or spans that cover the queries in order and never touch what is not seen; or `Visible`; None lets every query look
-    everywhere. Returns [B, heads, Q, D]. All but masks and moved keys go through `attend_segments`, so that the backend
-    setting holds for them; those are always torch's scaled_dot_product_attention, which alone takes any mask.
+    q, k, v: [B, heads, Q, D] of the current tokens. past: segments of N tokens in all; B is a multiple of the rows P of
+    each, and row b reads its row b mod P. seen: bool, broadcastable to [B, heads, Q, N + Q], True where a query may
+    look; or spans that cover the queries in order and never touch what is not seen; None lets every query look
+    everywhere, as far as these three know: they read all of every segment as it lies. `Visible` heeds the segments'
+    masks and turns. Returns [B, heads, Q, D]. All but masks and moved keys go through `attend_segments`, so that the
+    backend setting holds for them; those are always torch's scaled_dot_product_attention, which alone takes any mask.
     """
     if isinstance(seen, Visible):
-        before = [] if past is None else [Segment(*past, valid=seen.valid)]
-        return attend_segments(q, [*before, Segment(k, v, chunk=seen.chunk)])
-    if seen is None or (isinstance(seen, tuple) and all(span.moved is None for span in seen)):
-        parts = ([past] if past is not None else []) + [(k, v)]
-        if seen is None:
-            return attend_segments(q, [Segment(*part) for part in parts])
+        return attend_segments(q, [*past, Segment(k, v, chunk=seen.chunk)])
+    parts = [*((s.keys, s.values) for s in past), (k, v)]
+    if seen is None:
+        return attend_segments(q, [Segment(*part) for part in parts])
+    if isinstance(seen, tuple) and all(span.moved is None for span in seen):
         return torch.cat([attend_segments(_queries(q, span), _segments(parts, span)) for span in seen], 2)
-    if past is not None:
-        k, v = _behind(past[0], k), _behind(past[1], v)
+    for keys, values in reversed(parts[:-1]):
+        k, v = _behind(keys, k), _behind(values, v)
     if not isinstance(seen, tuple):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     return torch.cat([_attend_span(q, k, v, span) for span in seen], 2)

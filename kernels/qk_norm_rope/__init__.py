@@ -7,12 +7,11 @@ from torch import Tensor
 
 from worldmodel.kernels import triton_needs
 from worldmodel.kernels.backend import Backend, Op
-from worldmodel.kernels.rope import Pairing
+from worldmodel.kernels.rope import Pairing, Table
 
 from . import reference
-from .reference import Table, rope_table
 
-__all__ = ["QK_NORM_ROPE", "WRITE_RING", "Ring", "Table", "Tokens", "qk_norm_rope", "rope_table", "write_ring"]
+__all__ = ["QK_NORM_ROPE", "WRITE_RING", "Ring", "Tokens", "qk_norm_rope", "write_ring"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MOST = 8192  # padded heads times padded width: what a tile of one token may hold
@@ -24,8 +23,8 @@ class Tokens:
 
     q: Tensor  # [B, N, h, D]
     k: Tensor  # [B, N, h', D]
-    q_weight: Tensor  # [D] or [h * D]
-    k_weight: Tensor  # [D] or [h' * D]
+    q_weight: Tensor | None  # [D] or [h * D]
+    k_weight: Tensor | None  # [D] or [h' * D]
     table: Table | None  # [B or 1, N, D / 2] each
     eps: float
     pairing: Pairing
@@ -39,14 +38,14 @@ class Tokens:
 class Ring:
     """A call of `write_ring`."""
 
-    k: Tensor  # [B, F * n, h, D]
-    v: Tensor  # [B, F * n, h, D]
-    weight: Tensor  # [D] or [h * D]
+    k: Tensor  # [L, B, F * n, h, D]
+    v: Tensor  # [L, B, F * n, h, D]
+    weight: Tensor | None  # [L, D] or [L, h * D]
     table: Table  # [B or 1, F * n, D / 2] each
     eps: float
     pairing: Pairing
-    keys: Tensor  # [B, h, S, n, D]
-    values: Tensor  # [B, h, S, n, D]
+    keys: Tensor  # [L, B, h, S, n, D]
+    values: Tensor  # [L, B, h, S, n, D]
     slot: Tensor  # [B, F] int64
     keep: Tensor  # [B, F] bool
 
@@ -57,9 +56,10 @@ class Ring:
 
 def _tokens_reasons(call: Tokens) -> tuple[str, ...]:
     named = {"q": call.q, "k": call.k, "q_weight": call.q_weight, "k_weight": call.k_weight}
+    given = {name: x for name, x in named.items() if x is not None}
     return (
         *triton_needs.reasons(call.device),
-        *triton_needs.tensors(call.device, TYPES, named),
+        *triton_needs.tensors(call.device, TYPES, given),
         *_shape_reasons(max(call.q.shape[2], call.k.shape[2]), call.q.shape[3], call.table),
     )
 
@@ -89,12 +89,15 @@ def _tokens_reference(call: Tokens) -> tuple[Tensor, Tensor]:
 
 
 def _ring_reasons(call: Ring) -> tuple[str, ...]:
-    named = {"k": call.k, "v": call.v, "weight": call.weight, "keys": call.keys, "values": call.values}
+    named = {"k": call.k, "v": call.v, "keys": call.keys, "values": call.values}
+    named |= {} if call.weight is None else {"weight": call.weight}
     found = list(triton_needs.reasons(call.device) + triton_needs.tensors(call.device, TYPES, named))
-    found += _shape_reasons(call.k.shape[2], call.k.shape[3], call.table)
+    found += _shape_reasons(call.k.shape[3], call.k.shape[4], call.table)
     if not call.slot.is_contiguous() or not call.keep.is_contiguous():
         found.append("slot and keep are not contiguous")
-    if torch.is_grad_enabled() and (call.k.requires_grad or call.v.requires_grad or call.weight.requires_grad):
+    if call.weight is not None and not call.weight.is_contiguous():
+        found.append("the weight is not contiguous")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in named.values()):
         found.append("what is written in place has no gradient")
     return tuple(found)
 
@@ -136,25 +139,29 @@ WRITE_RING = Op(
 
 
 def qk_norm_rope(
-    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, table: Table | None, eps: float, pairing: Pairing
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, table: Table | None, eps: float,
+    pairing: Pairing,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """RMSNorm of queries and keys, then their rotation.
 
     q: [B, N, h, D]; k: [B, N, h', D], as a slice of a packed projection may be. Weights [D] normalise every head alone,
-    [h * D] and [h' * D] all heads of a token together, as Wan does. table: cosines and sines [B or 1, N, D / 2], fp32,
-    as `rope_table` makes them; None for the norm alone. pairing: see kernels/rope. Computed in fp32 and rounded once.
+    [h * D] and [h' * D] all heads of a token together, as Wan does; both None are for the rotation alone. table:
+    cosines and sines [B or 1, N, D / 2], fp32, as `rope_table` makes them; None for the norm alone. pairing: see
+    kernels/rope. Computed in fp32 and rounded once.
     """
     return QK_NORM_ROPE(Tokens(q, k, q_weight, k_weight, table, eps, pairing))
 
 
 def write_ring(
-    k: Tensor, v: Tensor, weight: Tensor, table: Table, eps: float, pairing: Pairing,
+    k: Tensor, v: Tensor, weight: Tensor | None, table: Table, eps: float, pairing: Pairing,
     keys: Tensor, values: Tensor, slot: Tensor, keep: Tensor,
 ) -> None:  # fmt: skip
-    """Norm and rotate the keys of a chunk's frames and write them, and its values, into the slots of a memory.
+    """Norm and rotate the keys of a chunk's frames and write them, and its values, into the slots of a memory: all
+    layers at once.
 
-    k, v: [B, F * n, h, D], weight, table, eps and pairing as for `qk_norm_rope`. keys, values: [B, h, S, n, D], written
-    in place. slot: [B, F] int64 in [0, S), all different in a row. keep: [B, F] bool: frames that are not kept leave
-    their slot as it is, bit for bit. Without gradients.
+    k, v: [L, B, F * n, h, D]. weight: [L, D] or [L, h * D], or None for keys that are normalised already. table, eps
+    and pairing as for `qk_norm_rope`. keys, values: [L, B, h, S, n, D], written in place. slot: [B, F] int64 in [0, S),
+    all different in a row. keep: [B, F] bool: frames that are not kept leave their slot as it is, bit for bit. Without
+    gradients.
     """
     WRITE_RING(Ring(k, v, weight, table, eps, pairing, keys, values, slot, keep))

@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worldmodel.kernels.check.declare import Case, Configuration, OpCheck, OpChecks, padded
-from worldmodel.kernels.rope import Pairing, rotate
+from worldmodel.kernels.rope import Pairing, Table, rope_table, rotate
 
 from . import QK_NORM_ROPE, WRITE_RING, Ring, Tokens, reference, triton
-from .reference import Table, rope_table
 
 EPS = 1e-6
 SHAPES = ((1, 1, 1, 2, True), (2, 7, 3, 8, False), (2, 7, 3, 8, True))  # B, N, heads, D, across heads
@@ -23,7 +22,7 @@ MORE = (
     (1, 65, 3, 6, True),
 )
 LATE = 100_000
-STRIDES = ("_b", "_n", "_h", "_s")
+STRIDES = ("_l", "_b", "_n", "_h", "_s")
 
 
 def _table(rows: int, tokens: int, head_dim: int) -> Table:
@@ -59,27 +58,49 @@ def _case(shape: tuple[int, int, int, int, bool], pairing: Pairing, rotated: boo
     return Case(name, make, ours, right, eager, gradients=(0, 1, 2, 3), quick=quick)
 
 
-def _ring_case(tokens: int, heads: int, head_dim: int, across: bool, pairing: Pairing, quick: bool) -> Case:
-    """Two rows whose chunks of three frames fall into slots out of order, one frame of each not kept."""
-    rows, frames, slots = 2, 3, 5
+def _turned(shape: tuple[int, int, int, int, bool], pairing: Pairing, quick: bool) -> Case:
+    """The rotation alone, of what is normalised already."""
+    rows, tokens, heads, head_dim, _ = shape
+    table = _table(rows, tokens, head_dim)
+
+    def make(rng: torch.Generator, dtype: torch.dtype) -> Sequence[Tensor]:
+        return padded(torch.randn(rows, tokens, 3, heads, head_dim, generator=rng, dtype=dtype)).unbind(2)[:2]
+
+    def ours(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return QK_NORM_ROPE(Tokens(q, k, None, None, table, EPS, pairing), "triton")
+
+    def right(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        return tuple(reference.norm_rope(x, None, table, EPS, pairing) for x in (q, k))
+
+    return Case(f"{shape[:4]} {pairing}, rotation only", make, ours, right, gradients=(0, 1), quick=quick)
+
+
+def _ring_case(
+    tokens: int, heads: int, head_dim: int, across: bool | None, pairing: Pairing, quick: bool
+) -> Case:  # fmt: skip
+    """Two rows whose chunks of three frames fall into slots out of order, one frame of each not kept, in two layers.
+
+    across: None for keys that are normalised already.
+    """
+    layers, rows, frames, slots = 2, 2, 3, 5
     slot = torch.tensor([[4, 0, 2], [1, 3, 0]])
     keep = torch.tensor([[True, True, False], [False, True, True]])
     table = _table(rows, frames * tokens, head_dim)
 
     def make(rng: torch.Generator, dtype: torch.dtype) -> Sequence[Tensor]:
-        packed = torch.randn(rows, frames * tokens, 2, heads, head_dim, generator=rng, dtype=dtype)
-        weight = 1 + 0.5 * torch.randn(heads * head_dim if across else head_dim, generator=rng, dtype=dtype)
-        storage = torch.randn(2, rows, heads, slots, tokens, head_dim, generator=rng, dtype=dtype)
-        return *padded(packed).unbind(2), weight, *storage.unbind(0)
+        packed = torch.randn(layers, rows, frames * tokens, 2, heads, head_dim, generator=rng, dtype=dtype)
+        weight = 1 + 0.5 * torch.randn(layers, heads * head_dim if across else head_dim, generator=rng, dtype=dtype)
+        storage = torch.randn(2, layers, rows, heads, slots, tokens, head_dim, generator=rng, dtype=dtype)
+        return *padded(packed).unbind(3), weight, *storage.unbind(0)
 
     def ours(k: Tensor, v: Tensor, weight: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = padded(keys), padded(values)
-        WRITE_RING(Ring(k, v, weight, table, EPS, pairing, keys, values, slot, keep), "triton")
+        keys, values, own = padded(keys), padded(values), None if across is None else weight
+        WRITE_RING(Ring(k, v, own, table, EPS, pairing, keys, values, slot, keep), "triton")
         return keys, values
 
     def right(k: Tensor, v: Tensor, weight: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = keys.clone(), values.clone()
-        reference.write_ring(k, v, weight, table, EPS, pairing, keys, values, slot, keep)
+        reference.write_ring(k, v, None if across is None else weight, table, EPS, pairing, keys, values, slot, keep)
         return keys, values
 
     return Case(f"ring of {tokens} tokens, {heads} heads of {head_dim}, {pairing}", make, ours, right, quick=quick)
@@ -91,8 +112,9 @@ def cases() -> Sequence[Case]:
     made += [_case(SHAPES[2], "interleaved", True, 1, True), _case(SHAPES[1], "half", False, 1, False)]
     made += [_case(shape, pairing, True, 1, False) for shape in MORE for pairing in pairings]
     made += [_case(SHAPES[2], "interleaved", True, scale, scale == 16) for scale in (4.0, 16.0)]
-    rings = [_ring_case(3, 3, 8, False, "half", True), _ring_case(41, 2, 48, True, "interleaved", False)]
-    return [*made, *rings]
+    made += [_turned(SHAPES[1], "half", True), _turned(SHAPES[2], "interleaved", False)]
+    rings = [_ring_case(3, 3, 8, None, "half", True), _ring_case(3, 3, 8, False, "half", False)]
+    return [*made, *rings, _ring_case(41, 2, 48, True, "interleaved", False)]
 
 
 KINDS = (
@@ -101,6 +123,14 @@ KINDS = (
     (40, 128, True, "interleaved"),
     (16, 64, False, "half"),
 )
+
+
+_BOTH: dict[str, dict[str, Any]] = {
+    "": {"NORM": True, "ROTATE": True},
+    " norm": {"NORM": True, "ROTATE": False},
+    " turn": {"NORM": False, "ROTATE": True},
+}
+FORMS = {"forward": _BOTH, "backward": _BOTH, "ring": {"": {"NORM": False}}}  # a memory takes normalised keys
 
 
 def configurations() -> Sequence[Configuration]:
@@ -115,11 +145,13 @@ def configurations() -> Sequence[Configuration]:
             ("backward", triton.norm_rope_backward_kernel),
             ("ring", triton.write_ring_kernel),
         ):
-            own = constants if name == "ring" else constants | {"ROTATE": True}
-            title = f"{name} {heads} heads of {head_dim}"
-            signature = {a: "constexpr" if a in own else _type(a) for a in kernel.arg_names}
-            divisible = tuple(a for a in signature if a == "half" or a.endswith(STRIDES))
-            made.append(Configuration(title, kernel, signature, own, divisible, warps, quick=heads == 12))
+            for what, flags in FORMS[name].items():
+                own = constants | flags
+                title = f"{name} {heads} heads of {head_dim}{what}"
+                signature = {a: "constexpr" if a in own else _type(a) for a in kernel.arg_names}
+                divisible = tuple(a for a in signature if a == "half" or a.endswith(STRIDES))
+                quick = heads == 12 and not what
+                made.append(Configuration(title, kernel, signature, own, divisible, warps, quick=quick))
     return made
 
 
@@ -143,9 +175,10 @@ def opchecks() -> Sequence[OpCheck]:
         return tuple(torch.randn(1, 4, 2, 8, generator=rng) for _ in range(2))
 
     def ring(rng: torch.Generator) -> tuple[Any, ...]:
-        storage = torch.randn(2, 1, 2, 3, 2, 8, generator=rng)
+        storage = torch.randn(2, 1, 1, 2, 3, 2, 8, generator=rng)
         slot, keep = torch.tensor([[2, 0]]), torch.tensor([[True, True]])
-        return *tokens(rng), torch.ones(8), cos, sin, EPS, True, storage[0].clone(), storage[1].clone(), slot, keep
+        k, v = (x[None] for x in tokens(rng))
+        return k, v, None, cos, sin, EPS, True, storage[0].clone(), storage[1].clone(), slot, keep
 
     def backward(rng: torch.Generator) -> tuple[Any, ...]:
         return *tokens(rng), torch.ones(8), cos, sin, torch.ones(1, 4, 2), False
@@ -153,6 +186,7 @@ def opchecks() -> Sequence[OpCheck]:
     return (
         OpCheck(own.qk_norm_rope.default, lambda r: (*tokens(r), torch.ones(16), torch.ones(16), cos, sin, EPS, False)),
         OpCheck(own.qk_norm_rope.default, lambda r: (*tokens(r), torch.ones(8), torch.ones(8), None, None, EPS, False)),
+        OpCheck(own.qk_norm_rope.default, lambda r: (*tokens(r), None, None, cos, sin, EPS, True)),
         OpCheck(own.norm_rope_backward.default, backward),
         OpCheck(own.write_ring.default, ring),
     )

@@ -10,15 +10,15 @@ from . import triton
 
 LIBRARY = torch.library.Library("worldmodel", "FRAGMENT")
 LIBRARY.define(
-    "qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor? cos, Tensor? sin, float eps, "
+    "qk_norm_rope(Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor? cos, Tensor? sin, float eps, "
     "bool paired) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 LIBRARY.define(
-    "norm_rope_backward(Tensor grad, Tensor x, Tensor weight, Tensor? cos, Tensor? sin, Tensor deviation, "
+    "norm_rope_backward(Tensor grad, Tensor x, Tensor? weight, Tensor? cos, Tensor? sin, Tensor deviation, "
     "bool paired) -> (Tensor, Tensor)"
 )
 LIBRARY.define(
-    "write_ring(Tensor k, Tensor v, Tensor weight, Tensor cos, Tensor sin, float eps, bool paired, "
+    "write_ring(Tensor k, Tensor v, Tensor? weight, Tensor cos, Tensor sin, float eps, bool paired, "
     "Tensor(a!) keys, Tensor(b!) values, Tensor slot, Tensor keep) -> ()"
 )
 for _name in ("qk_norm_rope", "norm_rope_backward", "write_ring"):
@@ -27,25 +27,23 @@ for _name in ("qk_norm_rope", "norm_rope_backward", "write_ring"):
 
 @torch.library.register_fake("worldmodel::qk_norm_rope", lib=LIBRARY)
 def _(
-    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor | None, sin: Tensor | None,
+    q: Tensor, k: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor | None, sin: Tensor | None,
     eps: float, paired: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    across = q_weight.shape[0] != q.shape[3]
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    made = (x.new_empty(x.shape) for x in (q, k))
-    return *made, *(x.new_empty(*x.shape[:2], 1 if across else x.shape[2], dtype=wide) for x in (q, k))
+    return q.new_empty(q.shape), k.new_empty(k.shape), *triton.deviations(q, k, q_weight)
 
 
 @torch.library.register_fake("worldmodel::norm_rope_backward", lib=LIBRARY)
 def _(
-    grad: Tensor, x: Tensor, weight: Tensor, cos: Tensor | None, sin: Tensor | None, deviation: Tensor, paired: bool
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), deviation.new_empty(weight.shape)
+    grad: Tensor, x: Tensor, weight: Tensor | None, cos: Tensor | None, sin: Tensor | None, deviation: Tensor,
+    paired: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return x.new_empty(x.shape), deviation.new_empty(0 if weight is None else weight.shape)
 
 
 @torch.library.register_fake("worldmodel::write_ring", lib=LIBRARY)
 def _(
-    k: Tensor, v: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, paired: bool,
+    k: Tensor, v: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float, paired: bool,
     keys: Tensor, values: Tensor, slot: Tensor, keep: Tensor,
 ) -> None:  # fmt: skip
     return None
@@ -54,8 +52,8 @@ def _(
 class QKNormRope(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor | None, sin: Tensor | None,
-        eps: float, paired: bool,
+        ctx: Any, q: Tensor, k: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor | None,
+        sin: Tensor | None, eps: float, paired: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         made = torch.ops.worldmodel.qk_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, paired)
         ctx.save_for_backward(q, k, q_weight, k_weight, cos, sin, *made[2:])
@@ -74,15 +72,16 @@ class QKNormRope(torch.autograd.Function):
             grad = grad if grad.stride(-1) == 1 else grad.contiguous()
             found += torch.ops.worldmodel.norm_rope_backward(grad, x, weight, cos, sin, deviation, ctx.paired)
         dq, dq_weight, dk, dk_weight = found
-        return dq, dk, dq_weight.to(q_weight.dtype), dk_weight.to(k_weight.dtype), None, None, None, None
+        weights = (None if w is None else dw.to(w.dtype) for w, dw in ((q_weight, dq_weight), (k_weight, dk_weight)))
+        return dq, dk, *weights, None, None, None, None
 
 
 def qk_norm_rope(
-    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor | None, sin: Tensor | None,
+    q: Tensor, k: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor | None, sin: Tensor | None,
     eps: float, paired: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the reference, for queries and keys. Gradients once, none of gradients and none of the table."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, q_weight, k_weight)):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, q_weight, k_weight)):
         return QKNormRope.apply(q, k, q_weight, k_weight, cos, sin, eps, paired)
     made = torch.ops.worldmodel.qk_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, paired)
     return made[0], made[1]

@@ -13,7 +13,7 @@ from worldmodel.kernels.noise import normal
 def euler(x: Tensor, v: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """x + (s - t) v: from flow time t to s. x, v: [B, K, ...]; t, s: [B, K]."""
     wide, t, s = _wide(x, t, s)
-    return torch.addcmul(wide, s - t, v.to(wide.dtype)).to(x.dtype)
+    return (wide + (s - t) * v.to(wide.dtype)).to(x.dtype)
 
 
 def renoise(x: Tensor, v: Tensor, t: Tensor, s: Tensor, seed: Tensor, frame: Tensor, step: int) -> Tensor:
@@ -24,7 +24,7 @@ def renoise(x: Tensor, v: Tensor, t: Tensor, s: Tensor, seed: Tensor, frame: Ten
     """
     wide, t, s = _wide(x, t, s)
     fresh = normal(seed, frame, step, tuple(x.shape[2:])).to(wide.dtype)
-    clean = torch.addcmul(wide, t, v.to(wide.dtype), value=-1)
+    clean = wide - t * v.to(wide.dtype)
     return ((1 - s) * clean + s * fresh).to(x.dtype)
 
 

@@ -98,7 +98,7 @@ def test_chunks_see_themselves_and_those_before(draw):
     q, k, v, past = draw(2, 2, 7, 16), draw(2, 2, 7, 16), draw(2, 2, 7, 16), (draw(1, 2, 3, 16), draw(1, 2, 3, 16))
     place = torch.arange(7) // 3
     mask = torch.cat((torch.ones(7, 3, dtype=torch.bool), place <= place[:, None]), 1)
-    wanted = attend(q, k, v, past, mask)
+    wanted = attend(q, k, v, (Segment(*past),), mask)
     for name in ("sdpa", "reference"):
         with backend.using(name):
             found = attend_segments(q, (Segment(*past), Segment(k, v, chunk=3)))
@@ -115,11 +115,11 @@ def test_rows_share_what_has_fewer_rows(draw):
 def test_segments_equal_what_the_models_attention_makes_of_them(draw):
     q, k, v, past = draw(2, 2, 6, 16), draw(2, 2, 6, 16), draw(2, 2, 6, 16), (draw(1, 2, 4, 16), draw(1, 2, 4, 16))
     found = attend_segments(q, (Segment(*past), Segment(k, v)))
-    torch.testing.assert_close(found, attend(q, k, v, past, None), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, attend(q, k, v, (Segment(*past),), None), rtol=0, atol=1e-12)
     spans = (Span((0, 3), ((0, 7),)), Span((3, 6), ((2, 4), (4, 10))))
     parts = [attend_segments(q[:, :, :3], (Segment(*past), Segment(k[:, :, :3], v[:, :, :3])))]
     parts.append(attend_segments(q[:, :, 3:], (Segment(*(x[:, :, 2:] for x in past)), Segment(k, v))))
-    torch.testing.assert_close(torch.cat(parts, 2), attend(q, k, v, past, spans), rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(parts, 2), attend(q, k, v, (Segment(*past),), spans), rtol=0, atol=1e-12)
 
 
 def test_visible_means_its_mask(draw):
@@ -127,10 +127,13 @@ def test_visible_means_its_mask(draw):
     valid, place = torch.tensor([[True, False], [True, True]]), torch.arange(6) // 2
     there = valid.repeat_interleave(2, 1).repeat(2, 1)[:, None, None].expand(-1, 1, 6, -1)
     mask = torch.cat((there, (place <= place[:, None]).expand(4, 1, -1, -1)), 3)
-    found = attend(q, k, v, past, Visible(valid, 2))
-    torch.testing.assert_close(found, attend(q, k, v, past, mask), rtol=0, atol=1e-12)
-    alone = attend(q, k, v, None, Visible(None, 0))
-    torch.testing.assert_close(alone, attend(q, k, v, None, None), rtol=0, atol=0)
+    pieces = (Segment(*(x[:, :, :2] for x in past), valid[:, :1]), Segment(*(x[:, :, 2:] for x in past), valid[:, 1:]))
+    wanted = attend(q, k, v, (Segment(*past),), mask)
+    torch.testing.assert_close(wanted, attend(q, k, v, pieces, mask), rtol=0, atol=1e-12)
+    for before in ((Segment(*past, valid),), pieces):
+        torch.testing.assert_close(attend(q, k, v, before, Visible(2)), wanted, rtol=0, atol=1e-12)
+    alone = attend(q, k, v, (), Visible(0))
+    torch.testing.assert_close(alone, attend(q, k, v, (), None), rtol=0, atol=0)
 
 
 def test_autocast_applies_as_to_torchs_own_attention(draw):

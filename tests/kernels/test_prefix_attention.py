@@ -35,7 +35,7 @@ def copies(prefix: QKV, rollouts: QKV, prefix_chunk: int, chunk: int) -> tuple[t
                 mask[i, j] = j < P and (not prefix_chunk or j // prefix_chunk <= i // prefix_chunk)
             else:
                 mask[i, j] = j < P or not chunk or (j - P) // chunk <= (i - P) // chunk
-    found = attend(q, k, v, None, mask)
+    found = attend(q, k, v, (), mask)
     return found[:, :, :P], found[:, :, P:]
 
 

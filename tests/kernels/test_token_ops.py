@@ -7,7 +7,8 @@ from worldmodel.kernels import sampler_step
 from worldmodel.kernels.backend import BackendError, fallbacks, using
 from worldmodel.kernels.modulate import GATED_RESIDUAL, MODULATE, Modulation, Residual, gated_residual, modulate
 from worldmodel.kernels.noise import normal
-from worldmodel.kernels.qk_norm_rope import QK_NORM_ROPE, Tokens, qk_norm_rope, rope_table, write_ring
+from worldmodel.kernels.qk_norm_rope import QK_NORM_ROPE, Tokens, qk_norm_rope, write_ring
+from worldmodel.kernels.rope import rope_table
 from worldmodel.models.rope import Rope3D
 
 
@@ -72,14 +73,16 @@ def test_norms_per_head_and_across_heads(rng):
 def test_ring_holds_rotated_keys_and_values(rng):
     k, v = torch.randn(2, 1, 6, 2, 8, generator=rng).unbind(0)
     table, weight = rope_table(torch.tensor([[9, 10, 11]]), (1, 2), 8), torch.rand(8, generator=rng)
-    keys, values = torch.full((2, 1, 2, 4, 2, 8), 7.0).unbind(0)
     slot, keep = torch.tensor([[2, 3, 0]]), torch.tensor([[True, False, True]])
-    write_ring(k, v, weight, table, 1e-6, "half", keys, values, slot, keep)
-    rotated, _ = qk_norm_rope(k, k, weight, weight, table, 1e-6, "half")
-    for storage, new in ((keys, rotated), (values, v)):
-        frames = new.unflatten(1, (3, 2)).transpose(2, 3)  # [B, F, h, n, D]
-        assert torch.equal(storage[:, :, 2], frames[:, 0]) and torch.equal(storage[:, :, 0], frames[:, 2])
-        assert (storage[:, :, [1, 3]] == 7).all()
+    for own in (weight, None):
+        keys, values = torch.full((2, 2, 1, 2, 4, 2, 8), 7.0).unbind(0)
+        both = None if own is None else torch.stack((own, 2 * own))  # of two layers, the second of other keys
+        write_ring(torch.stack((k, v)), torch.stack((v, k)), both, table, 1e-6, "half", keys, values, slot, keep)
+        first, second = qk_norm_rope(k, v, own, None if own is None else 2 * own, table, 1e-6, "half")
+        for storage, new in ((keys[0], first), (values[0], v), (keys[1], second), (values[1], k)):
+            frames = new.unflatten(1, (3, 2)).transpose(2, 3)  # [B, F, h, n, D]
+            assert torch.equal(storage[:, :, 2], frames[:, 0]) and torch.equal(storage[:, :, 0], frames[:, 2])
+            assert (storage[:, :, [1, 3]] == 7).all()
 
 
 def test_steps_by_their_definition(rng):

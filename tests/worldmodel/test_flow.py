@@ -102,3 +102,10 @@ def test_embed_time_closed_form():
     expected = [math.cos(500), math.cos(5), math.sin(500), math.sin(5)]
     torch.testing.assert_close(e, torch.tensor(expected), rtol=0, atol=3e-5)
     assert torch.equal(flow.embed_time(torch.tensor([0.5]), 4, scale=10)[0, 0], torch.tensor(5.0).cos())
+
+
+def test_schedules_are_those_of_linspace_to_the_last_bit():
+    for steps in (1, 2, 3, 4, 15, 98, 150, 1000):
+        wanted = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+        assert flow.times(steps) == tuple(wanted.tolist())
+        assert flow.times(steps, 3.0)[1:-1] == tuple(flow.shift(wanted[1:-1], 3.0).tolist())

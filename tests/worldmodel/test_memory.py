@@ -36,7 +36,7 @@ def read(memory, queries, frame):
     mask = context.valid[:, None, None]
     mask = torch.cat((mask.new_ones(*mask.shape[:3], 1), mask), -1)  # a zero token, so that an empty memory can be read
     zero = torch.zeros(*q.shape[:2], 1, q.shape[3])
-    out = [attend(q, *(torch.cat((zero, t[i]), 2) for t in (context.keys, context.values)), None, mask)
+    out = [attend(q, *(torch.cat((zero, t[i]), 2) for t in (context.keys, context.values)), (), mask)
            for i in range(SHAPE.layers)]  # fmt: skip
     return torch.stack(out)
 
@@ -91,7 +91,7 @@ class Row:
             keys.append(ROPE.rotate(k, torch.tensor([[position]])))
             values.append(v)
         k, v = torch.cat(keys, 2), torch.cat(values, 2)
-        return torch.stack([attend(q, k[i : i + 1], v[i : i + 1], None, None)[0] for i in range(SHAPE.layers)])
+        return torch.stack([attend(q, k[i : i + 1], v[i : i + 1], (), None)[0] for i in range(SHAPE.layers)])
 
 
 def compare(memory, rows, config, rng):

@@ -9,6 +9,7 @@ from .base import (
     Inspectable,
     Memory,
     MemoryConfig,
+    Pieces,
     Reach,
     Rotation,
 )
@@ -25,6 +26,6 @@ AnyMemory = FullConfig | WindowConfig | SlowFastConfig | RetrievalConfig | LactC
 __all__ = [
     "AnyMemory", "Context", "FastGeometry", "FullConfig", "FullMemory", "Geometry", "Held", "Holding",
     "Inspectable", "LactConfig", "LactMemory", "LastFrameConfig", "LastFrameMemory", "Memory", "MemoryConfig",
-    "Reach", "RetrievalConfig", "Rotation", "SlowFastConfig", "SlowFastMemory", "WindowConfig", "WindowMemory",
-    "mean_keys",
+    "Pieces", "Reach", "RetrievalConfig", "Rotation", "SlowFastConfig", "SlowFastMemory", "WindowConfig",
+    "WindowMemory", "mean_keys",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from worldmodel.kernels.fast_weight import FastWeights
+from worldmodel.kernels.rope import Pairing, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,12 @@ class Geometry:
 class Rotation(Protocol):
     """How the model rotates keys: what a memory needs to place a frame at a position."""
 
+    pairing: Pairing
+
+    def table(self, frames: Tensor) -> Table:
+        """Cosines and sines of time positions frames [B, F] (int64), two of [B, 1, F * n, D / 2]."""
+        ...
+
     def rotate(self, x: Tensor, frames: Tensor) -> Tensor:
         """Rotate x [..., B, h, F * n, D] to the time positions frames [B, F] (int64)."""
         ...
@@ -53,6 +60,30 @@ class Context:
     values: Tensor  # [L, B, h, N, D]
     valid: Tensor  # [B, N] bool
     fast: FastWeights | None = None  # [L, B, G, ...]
+
+
+def together(pieces: tuple[Context, ...]) -> Context:
+    """The pieces of a context copied into one, with the fast weights of the first."""
+    keys, values = pieces[0].keys, pieces[0].values
+    if len(pieces) > 1:
+        keys, values = (torch.cat([getattr(piece, part) for piece in pieces], 3) for part in ("keys", "values"))
+    valid = [piece.valid.repeat_interleave(_run(piece), 1) for piece in pieces]
+    return Context(keys, values, torch.cat(valid, 1), pieces[0].fast)
+
+
+def _run(piece: Context) -> int:
+    """Tokens of a place of the mask."""
+    return piece.keys.shape[3] // max(1, piece.valid.shape[1])
+
+
+@runtime_checkable
+class Pieces(Protocol):
+    """A memory whose context lies in several places, which kernels of attention read without copying them together."""
+
+    def pieces(self, frame: Tensor, rotation: Rotation) -> tuple[Context, ...]:
+        """What `context` gives, piece by piece. valid may be [B, M] here, where M divides a piece's N: place m tells of
+        N / M tokens. Fast weights are with the first."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,10 @@ class LactMemory:
     def context(self, frame: Tensor, rotation: Rotation) -> Context:
         return replace(self.window.context(frame, rotation), fast=self.added)
 
+    def pieces(self, frame: Tensor, rotation: Rotation) -> tuple[Context, ...]:
+        first, *rest = self.window.pieces(frame, rotation)
+        return replace(first, fast=self.added), *rest
+
     def append(self, keys: Tensor, values: Tensor, frame: Tensor, keep: Tensor, rotation: Rotation) -> "LactMemory":
         return replace(self, window=self.window.append(keys, values, frame, keep, rotation))
 

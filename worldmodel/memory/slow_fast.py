@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worldmodel.errors import UserError
 
-from .base import Context, Geometry, Holding, Reach, Rotation
+from .base import Context, Geometry, Holding, Reach, Rotation, together
 from .ledger import PARTS, Ledger, Move, Tiers, trace
 from .window import WindowConfig, WindowMemory
 
@@ -101,15 +101,14 @@ class SlowFastMemory:
         return self.window.nbytes + sum(t.untyped_storage().nbytes() for t in own)
 
     def context(self, frame: Tensor, rotation: Rotation) -> Context:
+        return together(self.pieces(frame, rotation))
+
+    def pieces(self, frame: Tensor, rotation: Rotation) -> tuple[Context, ...]:
+        """The slow frames and the sink, at their positions, and the ring where it lies."""
         held, sink = self.ledger.held(frame), self.window.sink
-        near = self.window.context(frame, rotation, held.places[:, :sink])
         keys = rotation.shift(self.keys.flatten(3, 4), held.places[:, sink:])
-        valid = held.valid[:, sink:].repeat_interleave(self.keys.shape[4], 1)
-        return Context(
-            torch.cat((keys, near.keys), 3),
-            torch.cat((self.values.flatten(3, 4), near.values), 3),
-            torch.cat((valid, near.valid), 1),
-        )
+        slow = Context(keys, self.values.flatten(3, 4), held.valid[:, sink:])
+        return slow, *self.window.pieces(frame, rotation, held.places[:, :sink])
 
     def holding(self, frame: Tensor) -> list[Holding]:
         slow, read = self.ledger.slow, self.ledger.held(frame).valid[:, self.window.sink :]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from worldmodel.errors import UserError
+from worldmodel.kernels.qk_norm_rope import write_ring
 
-from .base import Context, Geometry, Held, Holding, Reach, Rotation
+from .base import Context, Geometry, Held, Holding, Reach, Rotation, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +91,20 @@ class WindowMemory:
 
     def context(self, frame: Tensor, rotation: Rotation, sink_at: Tensor | None = None) -> Context:
         """sink_at: time positions [B, sink] for the sink; None puts it directly before the ring."""
+        return together(self.pieces(frame, rotation, sink_at))
+
+    def pieces(self, frame: Tensor, rotation: Rotation, sink_at: Tensor | None = None) -> tuple[Context, ...]:
+        """The sink, at its positions, and the ring where it lies."""
         self._check()
-        keys = self.keys
-        if self.sink:
-            if sink_at is None:
-                order = torch.arange(self.sink, device=frame.device)
-                sink_at = order + (frame - self.ring - self.sink).clamp_min(0)[:, None]
-            sink = rotation.rotate(keys[:, :, :, : self.sink].flatten(3, 4), sink_at)
-            keys = torch.cat((sink.unflatten(3, (self.sink, -1)), keys[:, :, :, self.sink :]), 3)
-        valid = (self.held >= 0).repeat_interleave(keys.shape[4], 1)
-        return Context(keys.flatten(3, 4), self.values.flatten(3, 4), valid)
+        there, cut = self.held >= 0, self.sink
+        ring = Context(self.keys[:, :, :, cut:].flatten(3, 4), self.values[:, :, :, cut:].flatten(3, 4), there[:, cut:])
+        if not cut:
+            return (ring,)
+        if sink_at is None:
+            order = torch.arange(cut, device=frame.device)
+            sink_at = order + (frame - self.ring - cut).clamp_min(0)[:, None]
+        keys = rotation.rotate(self.keys[:, :, :, :cut].flatten(3, 4), sink_at)
+        return Context(keys, self.values[:, :, :, :cut].flatten(3, 4), there[:, :cut]), ring
 
     def holding(self, frame: Tensor) -> list[Holding]:
         self._check()
@@ -123,31 +128,35 @@ class WindowMemory:
         frames = frame[:, None] + torch.arange(size, device=frame.device)
         in_sink = frames < self.sink
         slots = torch.where(in_sink, frames, self.sink + (frames - self.sink) % self.ring)
-        rotated = rotation.rotate(keys, frames)
-        tokens = self.keys.shape[4]
-        raw, rotated, values = (t.unflatten(3, (size, tokens)) for t in (keys, rotated, values))
-        new = torch.where(in_sink[None, :, None, :, None, None], raw, rotated) if self.sink else rotated
-
-        rows = torch.arange(self.batch, device=frame.device)[:, None].expand_as(slots)
-        kept = keep[:, :, None, None, None, None]
-        old_keys, old_values = (t.permute(1, 3, 0, 2, 4, 5) for t in (self.keys, self.values))  # [B, slots, L, h, n, D]
-        new_keys, new_values = (t.permute(1, 3, 0, 2, 4, 5) for t in (new, values))
-        new_keys = torch.where(kept, new_keys, old_keys[rows, slots])
-        new_values = torch.where(kept, new_values, old_values[rows, slots])
-        held = torch.where(keep, frames, self.held[rows, slots])
         if torch.is_grad_enabled():
-            back = (2, 0, 3, 1, 4, 5)
-            return WindowMemory(
-                old_keys.index_put((rows, slots), new_keys).permute(back),
-                old_values.index_put((rows, slots), new_values).permute(back),
-                self.held.index_put((rows, slots), held),
-                self.sink,
-            )
-        old_keys.index_put_((rows, slots), new_keys)
-        old_values.index_put_((rows, slots), new_values)
-        self.held.index_put_((rows, slots), held)
+            return self._with(keys, values, frames, slots, keep, rotation)
+        cos, sin = (part[:, 0] for part in rotation.table(frames))
+        if self.sink:  # stored as it is
+            still = in_sink.repeat_interleave(self.keys.shape[4], 1)[..., None]
+            cos, sin = cos.masked_fill(still, 1), sin.masked_fill(still, 0)
+        new = keys.transpose(2, 3), values.transpose(2, 3)
+        write_ring(*new, None, (cos, sin), 0.0, rotation.pairing, self.keys, self.values, slots, keep)
+        rows = torch.arange(self.batch, device=frame.device)[:, None].expand_as(slots)
+        self.held.index_put_((rows, slots), torch.where(keep, frames, self.held[rows, slots]))
         self.newest[0] += 1
         return replace(self, version=self.newest[0])
+
+    def _with(
+        self, keys: Tensor, values: Tensor, frames: Tensor, slots: Tensor, keep: Tensor, rotation: Rotation
+    ) -> "WindowMemory":
+        """Another memory with the frames in their slots, as a function that has gradients."""
+        rotated, size = rotation.rotate(keys, frames), keep.shape[1]
+        raw, rotated, values = (t.unflatten(3, (size, -1)) for t in (keys, rotated, values))
+        new = torch.where((frames < self.sink)[None, :, None, :, None, None], raw, rotated) if self.sink else rotated
+        rows = torch.arange(self.batch, device=frames.device)[:, None].expand_as(slots)
+        kept, back = keep[:, :, None, None, None, None], (2, 0, 3, 1, 4, 5)
+
+        def put(stored: Tensor, new: Tensor) -> Tensor:
+            stored, new = (t.permute(1, 3, 0, 2, 4, 5) for t in (stored, new))  # [B, slots, L, h, n, D]
+            return stored.index_put((rows, slots), torch.where(kept, new, stored[rows, slots])).permute(back)
+
+        held = self.held.index_put((rows, slots), torch.where(keep, frames, self.held[rows, slots]))
+        return WindowMemory(put(self.keys, new), put(self.values, values), held, self.sink)
 
     def select(self, rows: Tensor) -> "WindowMemory":
         self._check()

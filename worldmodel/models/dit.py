@@ -20,11 +20,21 @@ from worldmodel import flow
 from worldmodel.chunk import ActionControl, Chunk
 from worldmodel.errors import UserError
 from worldmodel.kernels import backend
-from worldmodel.kernels.attention import Seen, Visible
+from worldmodel.kernels.attention import Seen, Segment, Visible
 from worldmodel.kernels.fast_weight import FastWeights
 from worldmodel.kernels.modulate import modulate
 from worldmodel.kernels.rope import Pairing
-from worldmodel.memory import Context, FastGeometry, Geometry, LactConfig, LactMemory, Memory, MemoryConfig, mean_keys
+from worldmodel.memory import (
+    Context,
+    FastGeometry,
+    Geometry,
+    LactConfig,
+    LactMemory,
+    Memory,
+    MemoryConfig,
+    Pieces,
+    mean_keys,
+)
 from worldmodel.memory.lact import Written
 from worldmodel.state import State
 
@@ -113,12 +123,17 @@ class Prepared:
     action: Tensor | None  # [B, F, D]
     modulation: Tensor | None  # [B, F, 6, D], the action's own residual
     rope: tuple[Tensor, Tensor]  # [B, 1, F * n, D / 2h] each
-    past: Context | None
-    seen: Seen  # which of [past, frames] every token looks at
+    pieces: tuple[Context, ...]  # of the memory
+    seen: Seen  # which of [pieces, frames] every token looks at
     text: tuple[tuple[Tensor, Tensor], ...] | None  # per layer
     last: Tensor | None = None  # [B, C, H, W] the frame before the first
     turns: tuple[Turn, ...] | None = None  # of a clip's chunks, with fast weights
     cpu: CpuPass | None = None  # the blocks of a stream on a CPU, for calls without gradients
+
+    @property
+    def past(self) -> Context | None:
+        """The memory in one piece, None without one."""
+        return self.pieces[0] if len(self.pieces) == 1 else None
 
 
 class DiT(nn.Module):
@@ -204,12 +219,15 @@ class DiT(nn.Module):
             raise ValueError(f"the state is on {state.frame.device}, the model on {device}: move it with state.to")
         copies = control.batch // state.batch
         frames = state.frame.repeat(copies)[:, None] + torch.arange(control.length, device=state.frame.device)
-        past = state.memory.context(state.frame, self.rope)
-        by_mask = past.valid.device.type == "cpu" and backend.setting() == "auto"  # made once per chunk
-        mask = self._mask(past, copies, control.length) if by_mask else None
-        seen = mask if by_mask else self._visible(past, control.length)
         last = None if state.last is None else state.last.repeat(copies, *(1,) * (state.last.ndim - 1))
-        prepared = replace(self._prepare(control, frames, past, seen), last=last)
+        memory = state.memory
+        if device.type != "cpu" or backend.setting() != "auto":
+            whole = not isinstance(memory, Pieces)
+            pieces = (memory.context(state.frame, self.rope),) if whole else memory.pieces(state.frame, self.rope)
+            return replace(self._prepare(control, frames, pieces, self._visible(control.length)), last=last)
+        past = memory.context(state.frame, self.rope)
+        mask = self._mask(past, copies, control.length)  # made once per chunk
+        prepared = replace(self._prepare(control, frames, (past,), mask), last=last)
         if not serves(self.blocks, past):
             return prepared
         return replace(prepared, cpu=CpuPass.of(self, prepared, copies, mask))
@@ -256,7 +274,7 @@ class DiT(nn.Module):
         order = torch.arange(length, device=x_t.device)
         frames = order.expand(x_t.shape[0], -1)
         if history is None:
-            prepared = self._prepare(control, frames, None, None)
+            prepared = self._prepare(control, frames, (), None)
             seen = self._clip_view(memory, length, made, None, self._features(x_t, t, prepared, memory))
             return self._run(x_t, t, replace(prepared, seen=seen.spans, turns=seen.turns))
         past = history[0].shape[1]
@@ -264,7 +282,7 @@ class DiT(nn.Module):
         now = control.frames(length - made, length)
         first = control.frames(0, past)
         twice = first.join(now if drop is None else now.drop(drop))
-        prepared = self._prepare(twice, frames[:, both], None, None)
+        prepared = self._prepare(twice, frames[:, both], (), None)
         before = self._anchors(history[0], None), self._anchors(history[0], None, after=True)[:, length - made : length]
         seen = self._clip_view(memory, length, made, past, self._features(*history, prepared, memory))
         prepared = replace(prepared, seen=seen.spans, turns=seen.turns)
@@ -278,10 +296,10 @@ class DiT(nn.Module):
         layers = [cast(FastLayer, cast(Block, block).fast).initial for block in self.blocks]
         return FastWeights(*(torch.stack(each)[:, None] for each in zip(*layers, strict=True)))
 
-    def _visible(self, past: Context, frames: int) -> Visible:
+    def _visible(self, frames: int) -> Visible:
         """The same as `_mask` for the kernels of attention, which read the past where it lies."""
         size = check_chunks(frames, self.cfg.chunk) * self.cfg.geometry.tokens
-        return Visible(past.valid, size if frames > self.cfg.chunk else 0)
+        return Visible(size if frames > self.cfg.chunk else 0)
 
     def _mask(self, past: Context, copies: int, frames: int) -> Tensor | None:
         """Which of [past, frames] every token looks at: what is there of the past, its own chunk and those before."""
@@ -294,7 +312,9 @@ class DiT(nn.Module):
         here = (chunk[:, None] >= chunk).expand(seen.shape[0], 1, -1, -1)
         return torch.cat((seen, here), -1)
 
-    def _prepare(self, control: ActionControl, frames: Tensor, past: Context | None, seen: Seen) -> Prepared:
+    def _prepare(
+        self, control: ActionControl, frames: Tensor, pieces: tuple[Context, ...], seen: Seen
+    ) -> Prepared:  # fmt: skip
         action = modulation = text = None
         if self.cfg.actions:
             has_action = control.has_action[..., None]
@@ -308,7 +328,7 @@ class DiT(nn.Module):
             features = self.text(words)
             blocks: Any = self.blocks
             text = tuple(block.cross.keys_values(features) for block in blocks)
-        return Prepared(action, modulation, self.rope.table(frames), past, seen, text)
+        return Prepared(action, modulation, self.rope.table(frames), pieces, seen, text)
 
     def _anchors(self, x: Tensor, last: Tensor | None, after: bool = False) -> Tensor:
         """For every frame of x [B, F, ...], the last frame before its chunk; `after` adds those of one chunk more."""
@@ -378,13 +398,14 @@ class DiT(nn.Module):
         """The tokens after all blocks and, with `keep`, what every layer has for the memory, which checkpointing could
         not free."""
         keys, values, written = [], [], []
+        rope = prepared.rope[0][:, 0], prepared.rope[1][:, 0]
+        heeded = isinstance(prepared.seen, Visible)  # else a mask tells what is there
+        added = prepared.pieces[0].fast if prepared.pieces else None
         for i, block in enumerate(self.blocks):
-            past = None if prepared.past is None else (prepared.past.keys[i], prepared.past.values[i])
+            past = tuple(Segment(p.keys[i], p.values[i], p.valid if heeded else None) for p in prepared.pieces)
             text = None if prepared.text is None else prepared.text[i]
-            fast = prepared.turns
-            if prepared.past is not None and prepared.past.fast is not None:
-                fast = FastWeights(*(w[i] for w in prepared.past.fast))
-            args = (h, e, shared, prepared.rope, past, prepared.seen, text, fast)
+            fast = prepared.turns if added is None else FastWeights(*(w[i] for w in added))
+            args = (h, e, shared, rope, past, prepared.seen, text, fast, keep)
             if self.checkpointing and torch.is_grad_enabled():
                 made: Any = checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)  # draws nothing
                 h, k, v, w = made

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from worldmodel.kernels.attention import Seen, attend
+from worldmodel.kernels.attention import Seen, Segment, attend
 from worldmodel.kernels.fast_weight import FastWeights
 from worldmodel.kernels.modulate import gated_residual, modulate
-from worldmodel.kernels.rope import Pairing, rotate
+from worldmodel.kernels.qk_norm_rope import qk_norm_rope
+from worldmodel.kernels.rope import Pairing, Table
 from worldmodel.memory.lact import Written
 
 from .fast_layer import FastConfig, FastLayer, Turn
@@ -83,7 +84,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
         q = self.norm_q(self.q(self.norm(x)).unflatten(-1, (self.heads, -1))).transpose(1, 2)
-        return self.out(attend(q, *text, None, None).transpose(1, 2).flatten(2))
+        return self.out(attend(q, *text, (), None).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -115,38 +116,51 @@ class Block(nn.Module):
         return m.float().unbind(2)
 
     def _projected(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The attention's input [B, F * n, D], and its queries, keys (normed) and values [B, h, F * n, D / h]."""
+        """The attention's input [B, F * n, D]; queries, keys and values [B, F * n, h, D / h], not normalised yet."""
         y = modulate(x, shift, scale, self.cfg.eps).flatten(1, 2)
-        q, k, v = self.qkv(y).unflatten(-1, (3, self.cfg.heads, -1)).unbind(2)
-        return y, self.norm_q(q).transpose(1, 2), self.norm_k(k).transpose(1, 2), v.transpose(1, 2)
+        return y, *self.qkv(y).unflatten(-1, (3, self.cfg.heads, -1)).unbind(2)
+
+    def _normed(self, q: Tensor, k: Tensor, rope: Table | None) -> tuple[Tensor, Tensor]:
+        """Queries and keys after QK-norm, and rotated, unless rope is None."""
+        weights = self.norm_q.weight, self.norm_k.weight
+        return qk_norm_rope(q, k, *weights, rope, self.cfg.eps, self.cfg.pairing)
 
     def keys(self, x: Tensor, e: Tensor, shared: Tensor) -> Tensor:
         """The keys (unrotated) [B, h, F * n, D / h] that `forward` makes."""
         shift, scale, *_ = self.modulation(e, shared)
-        return self._projected(x, shift, scale)[2]
+        _, q, k, _ = self._projected(x, shift, scale)
+        return self._normed(q, k, None)[1].transpose(1, 2)
 
     def forward(
         self,
         x: Tensor,
         e: Tensor,
         shared: Tensor,
-        rope: tuple[Tensor, Tensor],
-        past: tuple[Tensor, Tensor] | None,
+        rope: Table,
+        past: tuple[Segment, ...],
         seen: Seen,
         text: tuple[Tensor, Tensor] | None,
         fast: FastWeights | tuple[Turn, ...] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Written | None]:
-        """Tokens x [B, F, n, D] -> the next x; for the memory keys (unrotated), values [B, h, F * n, D / h] and what
-        fast weights take.
+        keep: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Written | None]:
+        """Tokens x [B, F, n, D] -> the next x; for the memory keys (unrotated; with `keep`), values
+        [B, h, F * n, D / h] and what fast weights take.
 
-        fast: what a memory has added to the fast weights, or the turns of a clip's chunks; None without fast weights.
+        rope: of the tokens, [B, F * n, D / 2h]. fast: what a memory has added to the fast weights, or the turns of a
+        clip's chunks; None without fast weights.
         """
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(e, shared)
         y, q, k, v = self._projected(x, shift1, scale1)
-        found = attend(rotate(q, rope, self.cfg.pairing), rotate(k, rope, self.cfg.pairing), v, past, seen)
-        found, written = found.transpose(1, 2).flatten(2), None
+        kept, written, v = None, None, v.transpose(1, 2)
+        if keep or self.fast is not None:  # which need what is not rotated
+            q, k = self._normed(q, k, None)
+            asked, kept = q.transpose(1, 2), k.transpose(1, 2)
+            q, k = qk_norm_rope(q, k, None, None, rope, self.cfg.eps, self.cfg.pairing)
+        else:
+            q, k = self._normed(q, k, rope)
+        found = attend(q.transpose(1, 2), k.transpose(1, 2), v, past, seen).transpose(1, 2).flatten(2)
         if self.fast is not None:
-            asked, written = self.fast.asked(q), self.fast.written(y, k, v)
+            asked, written = self.fast.asked(asked), self.fast.written(y, kept, v)
             read = self.fast.sweep(asked, written, fast) if isinstance(fast, tuple) else self.fast.read(asked, fast)
             found = found + self.fast.out(read).to(found.dtype)
         x = gated_residual(x, self.out(found).view_as(x), gate1)
@@ -155,4 +169,4 @@ class Block(nn.Module):
                 raise ValueError("this model was built with text cross-attention: its control must carry text")
             x = x + self.cross(x.flatten(1, 2), text).view_as(x)
         x = gated_residual(x, self.mlp(modulate(x, shift2, scale2, self.cfg.eps)), gate2)
-        return x, k, v, written
+        return x, kept, v, written

@@ -5,9 +5,10 @@ import torch
 from worldmodel.kernels.attention import Segment
 from worldmodel.kernels.attention.operator import segmented_attention
 from worldmodel.kernels.attention.reference import attend_segments
-from worldmodel.kernels.qk_norm_rope import WRITE_RING, Ring, rope_table
+from worldmodel.kernels.qk_norm_rope import WRITE_RING, Ring
 from worldmodel.kernels.quantised import ATTEND, QUANTISE, Look, Pages, merge
 from worldmodel.kernels.region_warp import REGION_WARP, Paste
+from worldmodel.kernels.rope import rope_table
 
 
 def test_quantised_and_dense_halves_make_one_attention(rng):
@@ -44,7 +45,8 @@ def test_slots_that_are_not_written_keep_their_bits(rng):
     storage = torch.full((2, 2, 2, 4, 3, 8), float("nan"))
     slot, keep = torch.tensor([[3, 1], [0, 2]]), torch.tensor([[True, False], [True, True]])
     table = rope_table(torch.tensor([[100_000, 100_001]]), (1, 3), 8)
-    WRITE_RING(Ring(k, v, torch.ones(8), table, 1e-6, "half", storage[0], storage[1], slot, keep), "triton")
+    layers = k[None], v[None], torch.ones(1, 8), table, 1e-6, "half", storage[:1], storage[1:]
+    WRITE_RING(Ring(*layers, slot, keep), "triton")
     written = torch.zeros(2, 4, dtype=torch.bool)
     written[0, 3] = written[1, 0] = written[1, 2] = True
     for part in storage:

@@ -6,9 +6,10 @@ import torch
 from worldmodel.kernels.modulate import GATED_RESIDUAL, MODULATE, Modulation, Residual
 from worldmodel.kernels.modulate import reference as adaln
 from worldmodel.kernels.modulate import triton as adaln_kernels
-from worldmodel.kernels.qk_norm_rope import QK_NORM_ROPE, Tokens, rope_table
+from worldmodel.kernels.qk_norm_rope import QK_NORM_ROPE, Tokens
 from worldmodel.kernels.qk_norm_rope import reference as rope
 from worldmodel.kernels.qk_norm_rope import triton as rope_kernels
+from worldmodel.kernels.rope import rope_table
 
 
 def leaves(rng, *shapes, dtype=torch.float64):

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from worldmodel.kernels.modulate import GATED_RESIDUAL, MODULATE, Modulation, Residual
 from worldmodel.kernels.noise import normal
-from worldmodel.kernels.qk_norm_rope import QK_NORM_ROPE, Tokens, rope_table
+from worldmodel.kernels.qk_norm_rope import QK_NORM_ROPE, Tokens
 from worldmodel.kernels.region_warp import REGION_WARP, Paste, reference
-from worldmodel.kernels.rope import rotate
+from worldmodel.kernels.rope import rope_table, rotate
 from worldmodel.kernels.sampler_step import RENOISE, Draw, Noised, Step
 
 from .work import Run, Shape, Work, type_of, work
