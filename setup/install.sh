@@ -9,7 +9,7 @@ uv_version=0.13.9
 plugin=./policies/lerobot_plugin
 case $kind in
     base) what=. ;;
-    all) what='.[sim,gpu,cluster,dev]' ;;
+    all) what='.[sim,gpu,face,cluster,dev]' ;;
     *) echo "setup/install.sh: base or all, not $kind" >&2; exit 2 ;;
 esac
 

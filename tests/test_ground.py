@@ -90,7 +90,7 @@ def test_set_up_runs_once(checkout: Path) -> None:
     assert code == 0 and call.startswith("uv pip install") and call.endswith("--editable .")
     assert install(checkout, "base") == (0, "", [])
     code, _, (call,) = install(checkout, "all")
-    assert code == 0 and call.endswith("--editable .[sim,gpu,cluster,dev]")
+    assert code == 0 and call.endswith("--editable .[sim,gpu,face,cluster,dev]")
     assert install(checkout, "all") == (0, "", [])
     assert install(checkout, "base") == (0, "", [])
 

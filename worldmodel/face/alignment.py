@@ -66,7 +66,7 @@ class Pose:
 
 def invert(matrix: Matrix) -> Matrix:
     turn = np.linalg.inv(matrix[:, :2])
-    return np.concatenate((turn, -turn @ matrix[:, 2:]), 1)
+    return np.concatenate((turn, -turn @ matrix[:, 2:]), 1).astype(np.float64)
 
 
 def apply(matrix: Matrix, points: NDArray[np.float64]) -> NDArray[np.float64]:

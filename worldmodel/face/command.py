@@ -1,12 +1,14 @@
 """`worldmodel swap`: the stream from a source to a sink, with what responsible use asks for."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from worldmodel import __version__
 from worldmodel.errors import UserError
@@ -18,9 +20,10 @@ from worldmodel.face.label import draw_label
 from worldmodel.face.occlude import Nothing, SkinColour
 from worldmodel.face.parts import Parts, check_output
 from worldmodel.face.pipeline import Swapper, reference_face
-from worldmodel.face.reading import Picture, Sound, Source, open_source, read_image
+from worldmodel.face.reading import Info, Picture, Sound, Source, open_source, read_image
 from worldmodel.face.sign import signing_key, write_side_file
 from worldmodel.face.track import Tracker, Tracking
+from worldmodel.face.watermark import Watermark
 from worldmodel.face.writing import STREAMS, ImageSink, LiveSink, Sink
 from worldmodel.options import check_range, check_threads
 from worldmodel.progress import StopSignal, progress_bar
@@ -43,6 +46,7 @@ def swap(
     rate: float = 25.0,
     occlusion: bool = True,
     label: bool = True,
+    watermark: bool = True,
     lossless: bool = False,
     threads: int = 1,
 ) -> int:
@@ -54,7 +58,7 @@ def swap(
     video file, a folder (its name ends in /) for images, or an rtmp:// URL. --faces: how many people at once. --size:
     side of the aligned region. --every: pictures between detections. --no-occlusion swaps what is before the face too.
     Ctrl-C leaves a file that plays, and the same command goes on from there. --lossless keeps all pixels outside the
-    faces bit for bit, with --no-label.
+    faces bit for bit, with --no-label and --no-watermark.
     """
     check_range(1, 8, faces=faces)
     check_range(64, 1024, size=size)
@@ -73,13 +77,13 @@ def swap(
     tracker = Tracker(networks, Tracking(every=every, faces=faces))
     swapper = Swapper(tracker, generator, face, SkinColour() if occlusion else Nothing())
     settings = {"method": method, "faces": faces, "size": size, "every": every, "occlusion": occlusion, "label": label}
-    settings |= {"lossless": lossless, "rate": rate}
+    settings |= {"watermark": watermark, "lossless": lossless, "rate": rate}
     job = {"reference_sha256": agreed.reference_sha256, "version": __version__} | settings
     if not source.info.live and Path(target).is_file():
         job["target_sha256"] = file_sha256(Path(target))
     sink = open_sink(out, source, job, lossless)
     try:
-        done = stream(source, sink, swapper, label)
+        done = stream(source, sink, swapper, marks(source.info, agreed, label, watermark))
     finally:
         source.close()
     print(_summary(swapper, source, done))
@@ -103,7 +107,18 @@ class Done:
         self.pictures, self.swapped, self.stopped = 0, 0, False
 
 
-def stream(source: Source, sink: Sink, swapper: Swapper[Any], label: bool) -> Done:
+Mark = Callable[[NDArray[np.uint8]], None]  # draws on a picture, in place
+
+
+def marks(info: Info, consent: Consent, label: bool, watermark: bool) -> tuple[Mark, ...]:
+    """What every picture gets: the label, and the watermark with the first 16 bits of the reference's hash."""
+    drawn: list[Mark] = [draw_label] if label else []
+    if watermark:
+        drawn.append(Watermark(info.height, info.width, int(consent.reference_sha256[:4], 16)).draw)
+    return tuple(drawn)
+
+
+def stream(source: Source, sink: Sink, swapper: Swapper[Any], marks: tuple[Mark, ...] = ()) -> Done:
     """Run a source through a swapper into a sink, until it ends or a person stops it. Memory does not grow."""
     done, info = Done(), source.info
     skipped = sink.done if isinstance(sink, Parts) else 0
@@ -118,8 +133,9 @@ def stream(source: Source, sink: Sink, swapper: Swapper[Any], label: bool) -> Do
                 if not new:
                     continue
                 for event in group:
-                    if isinstance(event, Picture) and label:
-                        draw_label(event.pixels)
+                    if isinstance(event, Picture):
+                        for mark in marks:
+                            mark(event.pixels)
                     writing.put(event)
                 done.pictures += len(pictures)
                 done.swapped += sum(bool(seam) for seam in seams)

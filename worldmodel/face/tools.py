@@ -43,12 +43,28 @@ def consent_command(reference: Path, person: str, statement: str, out: Path) -> 
 
 
 def verify_command(video: Path) -> int:
-    """Check a swapped video against its signed side file, and say what was made of what.
+    """Look for the invisible mark of a swap, check the signed side file, and say what was made of what.
 
     Example: worldmodel face verify swapped.mp4
-    """
-    from worldmodel.face.sign import check_side_file
 
+    The mark survives another encoding, but not another size. The exit code is 1 if neither mark nor file is there.
+    """
+    from itertools import islice
+
+    from worldmodel.face.reading import Picture, open_source
+    from worldmodel.face.sign import check_side_file, side_file
+    from worldmodel.face.watermark import find
+
+    source = open_source(str(video))
+    found = find(event.pixels for event in islice(source, 200) if isinstance(event, Picture))
+    source.close()
+    if found.there:
+        print(f"{video}: carries the mark of a swap, number {found.number:04x} ({found.certainty:.1f} sigma)")
+    else:
+        print(f"{video}: no mark of a swap to be found in it ({found.certainty:.1f} sigma)")
+    if not side_file(video).exists():
+        print(f"{side_file(video)} is not here: nothing says who made it of what")
+        return 0 if found.there else 1
     facts = check_side_file(video)
     print(f"{video}: as it was signed by key {facts['public_key']}")
     print(f"{facts['made_by']}: {facts['assertion']}; target {facts['target']}")
