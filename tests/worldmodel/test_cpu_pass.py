@@ -14,13 +14,19 @@ from worldmodel import flow
 from worldmodel.kernels import backend
 from worldmodel.memory import FullConfig, SlowFastConfig, WindowConfig
 from worldmodel.models.cpu_weights import MOST_TIMES, Weights
+from worldmodel.models.lora import LoraConfig, add_lora
 from worldmodel.models.packed import FEWEST_ROWS, PackedLinear, product
 from worldmodel.rollout import join, replay, rollout, start
 from worldmodel.sampler import Euler
 
 SEEDS = torch.tensor([3, 4])
-STYLES = [{}, {"rank": 3}, {"qk_norm": "across_heads", "pairing": "interleaved", "rank": 0}, {"mlp": "swiglu"}]
-STYLES += [{"anchor": True, "pairing": "interleaved"}]
+STYLES = [
+    {},
+    {"rank": 3},
+    {"qk_norm": "across_heads", "pairing": "interleaved", "eps": 0.1},
+    {"mlp": "swiglu", "rank": 0},
+]
+STYLES += [{"anchor": True, "pairing": "interleaved", "eps": 0.1}]
 
 
 def shaken(style):
@@ -157,10 +163,29 @@ def test_what_is_kept_of_the_weights_is_that_of_now(change):
     assert (fast - before).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("target", ["shared", "blocks.1.down", "blocks.1.up", "blocks.1.mlp.up", "time.0", "patch_out"])
+@torch.no_grad()
+def test_adapters_count(target):
+    model = shaken({"rank": 3})
+    clip, k = small_clip(model), model.chunk
+    adapted = add_lora(model, LoraConfig(rank=2, targets=(target,)))
+    for name, p in adapted.named_parameters():
+        if name.endswith("lora_b"):
+            p.fill_(0.5)
+    control, x, t = clip.control.frames(0, k), clip.x[:, :k], torch.full((2, k), 0.5)
+    state = start(adapted, WindowConfig(ring=4), SEEDS)
+    for _ in range(2):
+        prepared = adapted.prepare(control, state)
+        given = adapted.velocity(x, t, prepared)
+        close(given, adapted.velocity(x, t, replace(prepared, cpu=None)), 2e-6)
+        assert (given - model.velocity(x, t, model.prepare(control, state))).abs().max() > 1e-3
+
+
 @torch.no_grad()
 def test_what_is_kept_is_kept_until_a_weight_changes_and_of_flow_times_not_more_than_a_few():
     model = shaken({})
     weights = Weights.of(model, 32)
+    assert weights is not None
     assert Weights.of(model, 64) is weights
     assert Weights.of(model, FEWEST_ROWS - 1) is not weights
     assert Weights.of(model, 32) is weights

@@ -90,14 +90,16 @@ class CpuPass:
     seen: Tensor | None  # broadcastable to [B, h, N, P + N]; None if every token looks at all
 
     @classmethod
-    def of(cls, model: "DiT", prepared: "Prepared", copies: int, seen: Tensor | None) -> "CpuPass":
-        """copies: B over the rows of the past, row b reads row b mod those."""
+    def of(cls, model: "DiT", prepared: "Prepared", copies: int, seen: Tensor | None) -> "CpuPass | None":
+        """copies: B over the rows of the past, row b reads row b mod those. None where `Weights.of` gives none."""
         cfg, past = cast("Block", model.blocks[0]).cfg, prepared.past
         if past is None:
             raise ValueError("a chunk was prepared without a memory")
         cos, sin = _whole(prepared.rope, cfg.pairing)
         rows, tokens = cos.shape[:2]
         weights, frames = Weights.of(model, rows * tokens), tokens // model.cfg.geometry.tokens
+        if weights is None:
+            return None
         cosines, sines = weights.norms * cos, _swapped(weights.norms, cfg.pairing) * sin
         places = _places(past, copies, tokens)
         m = cos.new_empty(len(weights.products), rows * frames, 6 * cfg.dim)

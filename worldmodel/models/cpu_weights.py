@@ -67,13 +67,16 @@ class Weights:
     times: dict[tuple[float, ...], Tensor] = field(default_factory=dict)  # embeddings [B * F, D] by flow times
 
     @classmethod
-    def of(cls, model: "DiT", rows: int) -> "Weights":
-        """Those of now, for products of so many rows."""
+    def of(cls, model: "DiT", rows: int) -> "Weights | None":
+        """Those of now, for products of so many rows. None if a layer is not its weight alone: it has an adapter."""
         kept, many = _KEPT.setdefault(model, {}), rows >= FEWEST_ROWS
         found = kept.get(many)
-        if found is None or not found.versions.unchanged():
-            found = kept[many] = cls._made(model, rows)
-        return found
+        if found is not None and found.versions.unchanged():
+            return found
+        if not all(type(layer) is nn.Linear for layer in _read(model)):
+            return None
+        kept[many] = made = cls._made(model, rows)
+        return made
 
     @classmethod
     def _made(cls, model: "DiT", rows: int) -> "Weights":
@@ -108,6 +111,12 @@ class Weights:
                 self.times.clear()
             found = self.times[key] = self.time(flow.embed_time(t, self.time_width).flatten(0, 1))
         return found
+
+
+def _read(model: "DiT") -> list[nn.Linear]:
+    """The layers whose weights are read here instead of calling them."""
+    blocks = cast("list[Block]", list(model.blocks))
+    return [model.shared, *(layer for b in blocks if b.cfg.rank for layer in (b.down, b.up))]
 
 
 _KEPT = WeakKeyDictionary["DiT", dict[bool, Weights]]()
