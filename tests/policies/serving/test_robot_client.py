@@ -144,6 +144,13 @@ def test_the_watchdog_holds_and_says_so():
     assert client.counts.held == 8
 
 
+def test_the_robot_may_overwrite_an_observation_that_is_still_being_sent():
+    link, seen = Delayed(None), {"hand": np.zeros(2, np.float32)}
+    RobotClient(link).act(seen)
+    seen["hand"][:] = 9
+    np.testing.assert_array_equal(link.asked[0]["hand"], np.zeros(2))
+
+
 def test_hold_is_the_robots_own():
     client = RobotClient(Delayed(None), hold=lambda seen, last: seen["hand"] * 0)
     np.testing.assert_array_equal(client.act({"hand": np.ones(2, np.float32)}).action, np.zeros(2))
