@@ -151,8 +151,6 @@ class RobotClient:
         """The command of this control step, at once. observation: keys and arrays as the server's metadata says."""
         moment = self._moment
         self._moment += 1
-        if self._stopped.is_set():
-            self._plan = None
         self._take_over(moment)
         if not self._stopped.is_set():
             self._ask(observation, moment)
