@@ -12,7 +12,7 @@ from worldmodel.kernels.rope import Pairing
 
 from . import peers, reference
 from . import triton as kernels
-from .choice import ATTENTION, Attention
+from .choice import ATTENTION, HEADS, WIDEST_SINGLE, Attention
 from .operator import segmented_attention, segmented_attention_backward
 from .reference import Segment
 
@@ -169,33 +169,44 @@ def opchecks() -> list[OpCheck]:
 
 
 def configurations() -> list[Configuration]:
-    """A sink and slow frames with turns, a ring with empty places, the chunk: what a stream with memory reads."""
-    kinds = [(head, dtype) for head in (64, 128) for dtype in ("bf16", "fp16")] + [(32, "bf16"), (64, "fp32")]
-    shipped = [(head, dtype, False) for head, dtype in kinds] + [(head, "bf16", True) for head in (64, 128)]
+    """A sink and slow frames with turns, a ring with empty places, the chunk: what a stream with memory reads.
+
+    Every head size in every type, the chunk whole and cut into chunks, and pairs of neighbours as Wan has them.
+    """
+    kinds = [(head, dtype) for dtype in ("bf16", "fp16") for head in HEADS]
+    kinds += [(head, "fp32") for head in HEADS if head <= WIDEST_SINGLE]
+    shipped = [(*kind, chunked, False) for kind in kinds for chunked in (False, True)]
+    shipped += [(head, "bf16", False, True) for head in (64, 128)]
+    # The tiles of 10.0 are others where heads are large.
     return [made for each in shipped for archs in ((80, 86, 89, 90, 120), (100,)) for made in _kernels(*each, archs)]
 
 
+QUICK = ("forward 128 bf16", "queries 128 bf16", "keys 128 bf16")
 TURNED, MASKED = (True, True, False, False), (False, True, True, False)  # which of the four have a turn, a mask
 PER_SEGMENT = ("rows", "lengths", "runs", "chunks", "k_b", "k_h", "k_n", "v_b", "v_h", "v_n", "valid_b", "turn_b")
 STRIDES = ("_b", "_h", "_n")  # multiples of 16 numbers in every shipped shape, except those of masks
 CONSTANTS = ("D", "INTERLEAVED", "ACC", "BM", "BN")
 
 
-def _kernels(head: int, dtype: str, chunked: bool, archs: tuple[int, ...]) -> list[Configuration]:
+def _kernels(
+    head: int, dtype: str, chunked: bool, interleaved: bool, archs: tuple[int, ...]
+) -> list[Configuration]:  # fmt: skip
     itemsize = 4 if dtype == "fp32" else 2
     kinds = ((kernels.forward_kernel, "forward"), (kernels.queries_kernel, "queries"), (kernels.keys_kernel, "keys"))
     made = []
     for (kernel, part), tile in zip(kinds, kernels.tiles(head, itemsize, archs[0]), strict=True):
+        if interleaved and part == "keys":
+            continue  # it turns nothing
         types, constants, divisible = _arguments(kernel, f"*{dtype}", part != "keys", chunked)
         values = {
-            "D": head, "INTERLEAVED": False, "ACC": kernels.tl.float32, "BM": tile.queries, "BN": tile.keys,
+            "D": head, "INTERLEAVED": interleaved, "ACC": kernels.tl.float32, "BM": tile.queries, "BN": tile.keys,
         }  # fmt: skip
         constants |= {name: value for name, value in values.items() if name in types}
-        name = f"{part} {head} {dtype}{' chunked' * chunked}"
+        name = f"{part} {head} {dtype}{' chunked' * chunked}{' interleaved' * interleaved}"
         made.append(
             Configuration(
                 name, kernel, types, constants, divisible, tile.warps, tile.stages,
-                matrix=itemsize == 2, archs=archs, quick=dtype == "bf16" and head > 64 and not chunked,
+                matrix=itemsize == 2, archs=archs, quick=name in QUICK,
             )
         )  # fmt: skip
     return made

@@ -17,6 +17,7 @@ from . import peers, reference
 from .reference import Segment
 
 HEADS = (16, 32, 64, 128)  # sizes of a head that the Triton kernels are made for
+WIDEST_SINGLE = 64  # of them in fp32, which has no matrix instructions
 GRID = 65535  # programs along the second axis of a launch
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -94,6 +95,8 @@ def _triton_reasons(call: Attention) -> tuple[str, ...]:
         found.append(f"type {kind} is none of {', '.join(map(str, TYPES))}")
     if head not in HEADS:
         found.append(f"head size {head} is none of {', '.join(map(str, HEADS))}")
+    if kind == torch.float32 and head > WIDEST_SINGLE:
+        found.append(f"heads of {head} in {kind} spill registers, {WIDEST_SINGLE} is the most")
     if any(x.stride(3) != 1 for x in call.tensors):
         found.append("the last axis of queries, keys or values is not contiguous")
     if any(x.shape[2] * x.stride(2) >= 2**31 for x in call.tensors) or call.q.shape[1:].numel() >= 2**31:

@@ -127,16 +127,17 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def _error(x: Tensor, exact: Tensor) -> float:
-    """Largest distance; NaN where either has one."""
-    return float((x.double() - exact.double()).abs().amax())
+    """Largest distance; NaN where either has one. The same infinity on both sides is none."""
+    distance = (x.double() - exact.double()).abs()
+    return float(distance.masked_fill((x == exact) & exact.isinf(), 0).amax())
 
 
 def _ulp(exact: Tensor, dtype: torch.dtype) -> float:
     """Distance of neighbours at the largest value."""
     if not dtype.is_floating_point:
         return 0.0
-    largest = float(exact.abs().amax())
-    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 0.0
+    largest = float(exact.abs().nan_to_num(0, 0).amax())  # of the finite ones
+    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 0.0
 
 
 @contextmanager

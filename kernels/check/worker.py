@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from .declare import Case, OpChecks
@@ -55,9 +55,12 @@ def _compile(checks: OpChecks, quick: bool) -> Iterator[Job]:
         made = compile_for(configuration, arch)
         return {"op": checks.op, **asdict(made), "faults": made.faults}
 
+    done = set[str]()  # a configuration that equals an earlier one but for its name is the same machine code
     for configuration in checks.configurations():
         for arch in configuration.archs:
-            if not quick or (configuration.quick and arch in QUICK_ARCHS):
+            key = repr((replace(configuration, name="", quick=True, archs=()), arch))
+            if key not in done and (not quick or (configuration.quick and arch in QUICK_ARCHS)):
+                done.add(key)
                 yield lambda configuration=configuration, arch=arch: job(configuration, arch)
 
 

@@ -11,9 +11,10 @@ from worldmodel.kernels.backend import Backend, Op
 from . import reference
 from .reference import Kind, Quantised, merge
 
-__all__ = ["ATTEND", "QUANTISE", "Kind", "Look", "Pages", "Quantised", "attend", "merge", "quantise"]
+__all__ = ["ATTEND", "HEADS", "QUANTISE", "Kind", "Look", "Pages", "Quantised", "attend", "merge", "quantise"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEADS = (16, 32, 64, 128)  # sizes of a head that attention is made for
 FP8 = (8, 9)  # compute capability from which E4M3 compiles
 
 
@@ -77,8 +78,8 @@ def _look_reasons(call: Look) -> tuple[str, ...]:
     parts |= {} if call.valid is None else {"valid": call.valid}
     found += [f"the {name} are not contiguous" for name, part in parts.items() if not part.is_contiguous()]
     head = call.q.shape[3]
-    if head < 16 or head & (head - 1):
-        found.append(f"heads of {head} dimensions, known are 16, 32, 64, 128, 256")
+    if head not in HEADS:
+        found.append(f"heads of {head} dimensions, known are {', '.join(map(str, HEADS))}")
     if call.values.mean is not None:
         found.append("values are smoothed")
     if torch.float8_e4m3fn in (call.keys.codes.dtype, call.values.codes.dtype):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worldmodel.kernels.check.declare import Case, Configuration, OpCheck, OpChecks, padded
 
-from . import ATTEND, QUANTISE, Kind, Look, Pages, Quantised, reference, triton
+from . import ATTEND, HEADS, QUANTISE, Kind, Look, Pages, Quantised, reference, triton
 
 Shape = tuple[int, int, int, int]
 
@@ -78,22 +78,24 @@ def cases() -> Sequence[Case]:
 
 
 def configurations() -> Sequence[Configuration]:
-    """Memories of bf16 models with heads of 32, 64 and 128 and frames of 16, 64 and 1560 tokens."""
+    """Every head size, of bf16 queries over INT8 and FP8; over INT8 of fp16 and fp32 too."""
     made = []
     for kind, archs in (("int8", (80, 86, 89, 90, 100, 120)), ("fp8", (89, 90, 100, 120))):
         codes = "*i8" if kind == "int8" else "*fp8e4nv"
-        for head, page in ((32, 16), (64, 64), (128, 1560)):
+        for head in HEADS:
             t, d, warps = triton.page_tile(head)
             constants: dict[str, Any] = {"MOST": reference.MOST[kind], "WHOLE": kind == "int8", "SMOOTH": True}
             types = {"x_pointer": "*bf16", "codes_pointer": codes}
             own = constants | {"T": t, "D": d}
             made.append(_configuration(f"quantise {kind} {head}", triton.quantise_kernel, own, types, warps, archs))
-            bm, bn, warps = triton.tiles(head, page, 2)
-            own = {"MASKED": True, "SMOOTH": True, "D": head, "BM": bm, "BN": bn}
-            types = {"q_pointer": "*bf16", "out_pointer": "*bf16", "k_pointer": codes, "v_pointer": codes}
-            types["valid_pointer"] = "*i1"
-            name = f"attend {kind} {head} pages of {page}"
-            made.append(_configuration(name, triton.attend_kernel, own, types, warps, archs, True))
+            for dtype in ("bf16", "fp16", "fp32") if kind == "int8" else ("bf16",):
+                bm, bn, warps = triton.tiles(head, 4 if dtype == "fp32" else 2)
+                own = {"MASKED": True, "SMOOTH": True, "D": head, "BM": bm, "BN": bn}
+                types = {"q_pointer": f"*{dtype}", "out_pointer": f"*{dtype}", "k_pointer": codes, "v_pointer": codes}
+                types["valid_pointer"] = "*i1"
+                name = f"attend {kind} {head} {dtype}"
+                matrix = dtype != "fp32"
+                made.append(_configuration(name, triton.attend_kernel, own, types, warps, archs, matrix))
     return made
 
 
@@ -106,7 +108,7 @@ def _configuration(
         kind = "*fp32" if a.endswith("_pointer") else "fp32" if a == "scale" else "i32"
         signature[a] = "constexpr" if a in constants else types.get(a, kind)
     divisible = tuple(a for a in signature if a in ("width", "x_p", "x_g", "x_n", "q_b", "q_h", "q_n"))
-    quick = "128" in name and "int8" in name
+    quick = name in ("quantise int8 128", "attend int8 128 bf16")
     return Configuration(name, kernel, signature, constants, divisible, warps, 2, matrix, archs, quick)
 
 

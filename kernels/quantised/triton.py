@@ -22,7 +22,8 @@ def _to_e4m3(x):
     """
     power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)  # of two, at most |x|
     shift = tl.maximum(power, 0.015625) * 1572864.0  # its last bit has the weight of x's third mantissa bit
-    return (x + shift) - shift
+    y = (x + shift) - shift
+    return tl.where(y == 0.0, x * 0.0, y)  # of the sign of x, as torch rounds
 
 
 @triton.jit
@@ -113,11 +114,9 @@ def page_tile(width: int) -> tuple[int, int, int]:
     return t, d, max(1, min(8, t * d // 1024))
 
 
-def tiles(width: int, page: int, itemsize: int) -> tuple[int, int, int]:
+def tiles(width: int, itemsize: int) -> tuple[int, int, int]:
     """BM, BN and warps of `attend_kernel`. itemsize: bytes of a query's number."""
-    if itemsize > 2:
-        return 32, 32, 4
-    return 64, max(16, min(32, triton.next_power_of_2(page))), 4 if width <= 64 else 8
+    return (32, 32, 4) if itemsize > 2 else (64, 32, 4 if width <= 64 else 8)
 
 
 def quantise(x: Tensor, page: int, fp8: bool, smooth: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,7 +144,7 @@ def attend(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if q.numel():
-        bm, bn, warps = tiles(width, page, q.element_size())
+        bm, bn, warps = tiles(width, q.element_size())
         attend_kernel[(triton.cdiv(queries, bm), batch * heads)](
             q, k, v, k_scale, v_scale, q if mean is None else mean, q if valid is None else valid, out, lse,
             heads, heads // k.shape[1], k.shape[0], queries, k.shape[2] // page, page, scale, *q.stride()[:3],

@@ -2,14 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 from worldmodel import cli
-from worldmodel.kernels.check import report
+from worldmodel.kernels.check import report, worker
 from worldmodel.kernels.check.correct import faults_of
-from worldmodel.kernels.check.declare import Case, padded
+from worldmodel.kernels.check.declare import Case, Configuration, OpChecks, padded
 from worldmodel.kernels.check.report import Report, check
 
 pytestmark = pytest.mark.needs("triton")
@@ -95,6 +96,23 @@ def test_exact_cases_allow_no_bit():
     assert faults_of(case(lambda x, w: x * x * w * (1 + 2**-22), **exact)) == (
         "output 0 is not bit for bit the reference's",
     )
+
+
+def test_the_same_infinity_on_both_sides_is_no_error_and_another_one_is():
+    def emptied(value):
+        return lambda x, w: torch.where(x > 0, x * x * w, value)
+
+    right = replace(case(emptied(-torch.inf)), reference=emptied(-torch.inf), gradients=())
+    assert faults_of(right) == ()
+    assert "output 0 is off by inf" in faults_of(replace(right, run=emptied(torch.inf)))[0]
+    assert "output 0 is off by" in faults_of(replace(right, run=lambda x, w: emptied(-torch.inf)(x, w) + 1e-4))[0]
+
+
+def test_what_is_the_same_machine_code_is_compiled_once():
+    made = [Configuration(name, len, {"x": "*fp32"}, {"ROWS": rows}) for name, rows in (("a", 1), ("b", 2), ("c", 1))]
+    checks = OpChecks("planted", tuple, lambda: made)
+    assert len(list(worker._compile(checks, quick=False))) == 2 * len(made[0].archs)
+    assert len(list(worker._compile(checks, quick=True))) == 2 * len(worker.QUICK_ARCHS)
 
 
 def test_padded_inputs_lie_in_poison():
