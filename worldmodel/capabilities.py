@@ -330,6 +330,17 @@ def _face_clips() -> Check:
     return _package("face_clips", (FACE_CLIPS, CAR_CLIP))
 
 
+def _ffmpeg() -> Check:
+    """The program, which the tests of streams listen with; worldmodel itself uses the libraries inside PyAV."""
+    path = shutil.which("ffmpeg")
+    if path is None:
+        return Check("ffmpeg", "missing", "no ffmpeg on PATH", "Debian: apt-get install ffmpeg")
+    protocols = subprocess.run([path, "-protocols"], capture_output=True, text=True, check=False).stdout.split()
+    if "rtmp" not in protocols:
+        return Check("ffmpeg", "broken", f"{path} knows no RTMP", "install a build with RTMP")
+    return Check("ffmpeg", "ok", path)
+
+
 def _signing() -> Check:
     return _by_probe("signing", ("cryptography",), "import cryptography; print(cryptography.__version__)", SIM, SIM)
 
@@ -353,6 +364,7 @@ CAPABILITIES: dict[str, Callable[[], Check]] = {
     "face_recogniser": once(_face_recogniser),
     "face_clips": once(_face_clips),
     "signing": once(_signing),
+    "ffmpeg": once(_ffmpeg),
     "proc": once(_proc),
     "mount": once(_mount),
 }

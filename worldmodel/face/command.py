@@ -158,7 +158,7 @@ def _after(events: Iterable[Picture | Sound], skipped: int, warm: int) -> Iterat
         if isinstance(event, Picture):
             seen += 1
         if seen > skipped - warm:
-            yield event, seen > skipped
+            yield event, seen > skipped or not skipped
 
 
 def _chunks(

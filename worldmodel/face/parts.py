@@ -104,6 +104,8 @@ class Parts:
             _join([self._path(i) for i in range(len(self._counts))], sound, partial, self._info.time_base)
             sync(partial)
             partial.replace(self.out)
+        except UserError as error:
+            raise UserError(f"{self.out}: {error}") from error
         except (av.FFmpegError, OSError) as error:
             raise UserError(f"{self.out}: could not be written ({error.strerror or error})") from error
         finally:
@@ -116,7 +118,7 @@ def _join(parts: list[Path], sound: Path | None, out: Path, time_base: Fraction)
     first = av.open(str(parts[0]))
     source = None if sound is None else av.open(str(sound))
     with first, av.open(str(out), "w") as container:
-        video: Any = container.add_stream_from_template(first.streams.video[0])
+        video: Any = container.add_stream_from_template(first.streams.video[0], opaque=True)
         video.time_base = time_base
         streams = {}
         for stream in source.streams.audio if source is not None else ():
@@ -124,13 +126,11 @@ def _join(parts: list[Path], sound: Path | None, out: Path, time_base: Fraction)
                 streams[stream.index] = container.add_stream_from_template(stream)
             except (av.FFmpegError, ValueError) as error:
                 codec = stream.codec_context.name
-                raise UserError(f"{out}: {out.suffix} cannot hold {codec} sound; .mkv can") from error
+                raise UserError(f"{out.suffix} cannot hold {codec} sound; a name that ends in .mkv can") from error
         try:
             container.start_encoding()
         except av.FFmpegError as error:
-            raise UserError(
-                f"{out}: {out.suffix} cannot hold the sound of {sound}; a name that ends in .mkv can"
-            ) from error
+            raise UserError(f"{out.suffix} cannot hold the sound of {sound}; a name that ends in .mkv can") from error
         pictures = _pictures(parts)
         end = _last(parts[-1])
         heard = () if source is None else _heard(source, end)
@@ -148,8 +148,9 @@ def _pictures(parts: list[Path]) -> Iterator[Timed]:
     for path in parts:
         with av.open(str(path)) as container:
             for packet in container.demux(video=0):
-                if packet.dts is not None:
-                    yield float(packet.dts * packet.time_base), -1, packet
+                if packet.pts is not None:
+                    packet.dts = packet.pts  # no picture needs a later one; NUT's reader guesses, and not at once
+                    yield float(packet.pts * packet.time_base), -1, packet
 
 
 def _last(part: Path) -> float:

@@ -169,6 +169,6 @@ def reference_face(picture: NDArray[np.uint8], networks: Networks, size: int, wh
     face = faces[0]
     if face.pose.scale < 32:
         raise UserError(f"{where}: its face is {face.pose.scale:.0f} pixels wide; give one of 32 or more")
-    if turned_away(face.landmarks) > 0.45:
+    if turned_away(face.landmarks) > 0.4:
         raise UserError(f"{where}: its face is turned to the side; give a frontal one")
     return to_crops(crop_region(picture, face.pose, size))
