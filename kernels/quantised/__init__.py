@@ -78,6 +78,8 @@ def _look_reasons(call: Look) -> tuple[str, ...]:
     parts |= {} if call.valid is None else {"valid": call.valid}
     found += [f"the {name} are not contiguous" for name, part in parts.items() if not part.is_contiguous()]
     head = call.q.shape[3]
+    if call.q.dtype == torch.float32 and call.device.type == "cuda":
+        found.append("queries in fp32, which has no matrix instructions, spill registers: bf16 or fp16")
     if head not in HEADS:
         found.append(f"heads of {head} dimensions, known are {', '.join(map(str, HEADS))}")
     if call.values.mean is not None:
