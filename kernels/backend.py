@@ -28,6 +28,13 @@ _log = logging.getLogger(__name__)
 _setting: Setting = "auto"
 
 
+def constant[F: Callable[..., object]](function: F) -> F:
+    """Called while compiling, its result is a constant of the graph: torch.compiler.assume_constant_result, which does
+    nothing but this, and imports the compiler for it (seconds)."""
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
+
+
 class BackendError(RuntimeError):
     """A backend that was asked for by name cannot serve a call, or there is none of that name; one line says why."""
 
@@ -150,7 +157,7 @@ def forget_fallbacks() -> None:
         _counts.clear()
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _passed_over(op: str, wanted: Name, reasons: tuple[str, ...]) -> None:
     for reason in reasons:
         fallback = Fallback(op, wanted, reason)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from worldmodel.kernels import triton_needs
-from worldmodel.kernels.backend import Backend, Op
+from worldmodel.kernels.backend import Backend, Op, constant
 from worldmodel.kernels.rope import Pairing
 
 from . import peers, reference
@@ -106,7 +106,7 @@ def _triton_reasons(call: Attention) -> tuple[str, ...]:
     return tuple(found)
 
 
-@torch.compiler.assume_constant_result
+@constant
 @cache
 def _installed(name: str) -> bool:
     return find_spec(name) is not None

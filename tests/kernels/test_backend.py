@@ -1,6 +1,8 @@
 """The choice of a backend: by reasons, visibly, and never in mid-stream."""
 
 import logging
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -117,3 +119,10 @@ def test_compiled_code_chooses_while_it_compiles_and_follows_the_setting(caplog)
     assert fallbacks() == {Fallback("double", "flex", ODD): 1} and len(caplog.records) == 1
     with using("triton"), pytest.raises(Exception, match="no GPU"):
         compiled(torch.ones(2))
+
+
+def test_choosing_does_not_import_the_compiler() -> None:
+    """torch._dynamo takes seconds, and most commands compile nothing."""
+    code = "import sys, worldmodel.kernels.attention; print('torch._dynamo' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said == "False\n"
