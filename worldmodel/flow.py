@@ -6,7 +6,6 @@ t [B, K], one flow time per frame.
 """
 
 import math
-from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -58,13 +57,12 @@ def shift(t: Tensor, amount: float) -> Tensor:
     return amount * t / (1 + (amount - 1) * t)
 
 
-@torch.compiler.assume_constant_result
 def times(steps: int, amount: float = 1.0) -> tuple[float, ...]:
     """The sampler's schedule: steps + 1 flow times from 1 down to 0, shifted by `amount`."""
     if steps < 1:
         raise ValueError(f"a schedule needs at least one step, not {steps}")
-    step = Fraction(1 / steps)  # each time is rounded once, as torch.linspace does, but on no device
-    even = [float(1 - i * step if i < (steps + 1) // 2 else (steps - i) * step) for i in range(1, steps)]
+    p, q = (1 / steps).as_integer_ratio()  # each time is rounded once, as torch.linspace does, but on no device
+    even = [(q - i * p if i < (steps + 1) // 2 else (steps - i) * p) / q for i in range(1, steps)]
     return (1.0, *(amount * t / (1 + (amount - 1) * t) for t in even), 0.0)
 
 
