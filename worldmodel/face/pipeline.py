@@ -23,6 +23,8 @@ from worldmodel.face.reading import Picture
 from worldmodel.face.region import PADDING, crop_region, paste, soft_mask, to_crops, to_patch
 from worldmodel.face.track import Track, Tracker, Tracks
 
+COARSE = 2  # every second pixel, both ways, is enough to measure colours
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seam:
@@ -146,9 +148,10 @@ class Swapper[S: State]:
         self, picture: Picture, track: Track, control: FaceControl, faces: torch.Tensor, b: int, k: int,
         before: Match | None, seconds: float,
     ) -> tuple[Match, Seam]:  # fmt: skip
-        patch, target = to_patch(faces[b, k]), to_patch(control.crops[b, k])
+        patch, coarse = to_patch(faces[b, k]), slice(None, None, COARSE)
+        target = to_patch(control.crops[b, k, :, coarse, coarse])
         mask = control.mask[b, k, 0].numpy() * np.float32(track.weight)
-        found = match(patch, target, ring(self.mask))
+        found = match(patch[coarse, coarse], target, ring(self.mask)[coarse, coarse])
         found = found if before is None else before.towards(found, seconds)
         paste(picture.pixels, found.apply(patch), mask, track.pose)
         return found, Seam(track.pose, mask)

@@ -3,6 +3,8 @@
 Opening looks at the first picture only, so that a stream is as good as a file. What is damaged is skipped and counted.
 """
 
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -102,10 +104,13 @@ class Container:
     def __init__(self, target: str, live: bool, sound: bool = True) -> None:
         self.damaged = 0
         self._target = target
+        self._relay = _relay(target) if target.startswith(("rtmp://", "rtmps://")) else None
         try:
-            self._container = _open(target, live)
+            self._container = _open(target, live) if self._relay is None else _piped(self._relay)
         except (av.FFmpegError, OSError) as error:
-            raise UserError(f"{target}: cannot be opened as a video ({error.strerror or error})") from error
+            said = "" if self._relay is None else self._relay.communicate()[1].decode(errors="replace").strip()
+            why = said.splitlines()[-1] if said else error.strerror or error
+            raise UserError(f"{target}: cannot be opened as a video ({why})") from error
         if not self._container.streams.video:
             kinds = sorted({stream.type for stream in self._container.streams})
             self._container.close()
@@ -144,6 +149,9 @@ class Container:
 
     def close(self) -> None:
         self._container.close()
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.wait()
 
     def _read(self) -> Iterator[Picture | Sound]:
         last, size = None, None
@@ -185,11 +193,24 @@ class Container:
             return []
 
 
+def _relay(target: str) -> "subprocess.Popen[bytes]":
+    """ffmpeg, which hands on what it receives: PyAV 15 crashes where it reads RTMP itself (it can write it)."""
+    path = shutil.which("ffmpeg")
+    if path is None:
+        raise UserError(f"{target}: reading RTMP needs the program ffmpeg (Debian: apt-get install ffmpeg)")
+    command = [path, "-v", "error", "-nostdin", "-rw_timeout", str(round(TIMEOUT * 1e6))]
+    command += ["-i", target, "-c", "copy", "-f", "nut", "-flush_packets", "1", "pipe:1"]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _piped(relay: "subprocess.Popen[bytes]") -> InputContainer:
+    return av.open(relay.stdout, "r", format="nut")
+
+
 def _open(target: str, live: bool) -> InputContainer:
     if not live:
         return av.open(target)
-    options = {"fflags": "nobuffer", "flags": "low_delay"}
-    return av.open(target, options=options, timeout=(TIMEOUT, TIMEOUT))
+    return av.open(target, timeout=(TIMEOUT, TIMEOUT))
 
 
 def _count(stream: VideoStream, rate: Fraction) -> int | None:
