@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from .attention import ATTENTION, Attention, Segment
-from .backend import Op
 from .modulate import GATED_RESIDUAL, MODULATE, Modulation, Residual
 from .names import Name
 from .qk_norm_rope import QK_NORM_ROPE, WRITE_RING, Ring, Tokens
@@ -36,7 +35,8 @@ def overview(device: torch.device) -> tuple[Taken, ...]:
     return tuple(Taken(tuple(ops), taken, dict(others)) for (taken, others), ops in found.items())
 
 
-def _calls(device: torch.device) -> tuple[tuple[Op[Any, Any], Any], ...]:
+def _calls(device: torch.device) -> tuple[tuple[Any, Any], ...]:
+    """Every op with a call of it."""
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     x = torch.empty(1, 4, 16, 64, device=device, dtype=kind)  # frames of tokens, and as well tokens of heads, heads
     m, t, weight = (torch.empty(*shape, device=device) for shape in ((1, 4, 64), (1, 4), (64,)))

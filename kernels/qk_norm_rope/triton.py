@@ -1,4 +1,5 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportReturnType=false, reportGeneralTypeIssues=false
+# pyright: reportUnboundVariable=false
 # Types of kernels are those of the language that Triton compiles.
 """RMSNorm of queries and keys with their rotation in one pass, forward and backward, and into a memory's slots.
 

@@ -64,11 +64,12 @@ class Context:
 
 def together(pieces: tuple[Context, ...]) -> Context:
     """The pieces of a context copied into one, with the fast weights of the first."""
-    keys, values = pieces[0].keys, pieces[0].values
+    first = pieces[0]
+    keys, values = first.keys, first.values
     if len(pieces) > 1:
         keys, values = (torch.cat([getattr(piece, part) for piece in pieces], 3) for part in ("keys", "values"))
     valid = [piece.valid.repeat_interleave(_run(piece), 1) for piece in pieces]
-    return Context(keys, values, torch.cat(valid, 1), pieces[0].fast)
+    return Context(keys, values, torch.cat(valid, 1), first.fast)
 
 
 def _run(piece: Context) -> int:

@@ -151,7 +151,7 @@ class Block(nn.Module):
         """
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(e, shared)
         y, q, k, v = self._projected(x, shift1, scale1)
-        kept, written, v = None, None, v.transpose(1, 2)
+        asked, kept, written, v = None, None, None, v.transpose(1, 2)
         if keep or self.fast is not None:  # which need what is not rotated
             q, k = self._normed(q, k, None)
             asked, kept = q.transpose(1, 2), k.transpose(1, 2)
@@ -160,6 +160,7 @@ class Block(nn.Module):
             q, k = self._normed(q, k, rope)
         found = attend(q.transpose(1, 2), k.transpose(1, 2), v, past, seen).transpose(1, 2).flatten(2)
         if self.fast is not None:
+            assert asked is not None and kept is not None
             asked, written = self.fast.asked(asked), self.fast.written(y, kept, v)
             read = self.fast.sweep(asked, written, fast) if isinstance(fast, tuple) else self.fast.read(asked, fast)
             found = found + self.fast.out(read).to(found.dtype)
