@@ -39,7 +39,9 @@ def tiles(head: int, itemsize: int, arch: int = 80) -> tuple[Tiles, Tiles, Tiles
     if itemsize > 2:  # without matrix instructions: small tiles, everything in registers
         if head == 64:
             return Tiles(16, 32, 4, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 8, 1)
-        return Tiles(16, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(16 if head == 16 else 32, 32, 4, 1)
+        if head == 16:
+            return Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(16, 32, 4, 1)
+        return Tiles(16, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1)
     if head > 64:
         return Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(16, 64, 8 if arch // 10 == 10 else 4, 1)
     if head == 32:
