@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 # ITU-R BT.601: brightness and two differences of colour, in which each spread is matched by itself.
 TO_OPPONENT = np.array(((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312)))
 FROM_OPPONENT = np.linalg.inv(TO_OPPONENT)
-LEAST, MOST = np.array((0.7, 0.2, 0.2)), np.array((1.4, 1.5, 1.5))  # gains: brightness, then colours
+LEAST, MOST = np.array((0.7, 0.2, 0.2)), np.array((1.2, 1.5, 1.5))  # gains: brightness, then colours
 FLAT = np.array((2.0, 0.7, 0.7))  # spreads of the new face up to which its contrast says nothing and stays
 SECONDS = 0.3  # time constant: light may change, a single odd picture should not
 
