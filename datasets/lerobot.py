@@ -31,7 +31,7 @@ ACTION = "action"
 PREFIX = "observation.images."
 STATE = "observation.state"
 TOLERANCE = 1e-4  # seconds, lerobot's own
-RECORD = Path("meta") / "collection.json"  # by `collect`, beside lerobot's own info.json
+RECORD = Path("meta") / "collection.json"  # by `collect` and others, beside lerobot's own info.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,11 @@ class LeRobotRecordings:
             raise UserError(f"{path}: episode {episode}: states of shape {values.shape}, expected {self.state_names}")
         return values
 
+    def column(self, episode: int, name: str) -> NDArray[np.generic]:
+        """A column of single values, one of every frame, [N]; text as objects."""
+        _, table = self._table(episode, [name])
+        return table[name].to_numpy()
+
     def check_statistics(self, used: tuple[str, ...]) -> None:
         self.statistics.check(used)
 
@@ -155,9 +160,11 @@ class LeRobotRecordings:
     def _missing(self) -> Iterator[str]:
         """What is known of episodes that a recording should have had."""
         record = read_json(self.path / RECORD) if (self.path / RECORD).is_file() else {}
-        wanted = record.get("wanted") if isinstance(record, dict) else None
+        wanted, command = None, "collect"
+        if isinstance(record, dict):
+            wanted, command = record.get("wanted"), record.get("command", command)
         if isinstance(wanted, int) and wanted > len(self.rows):
-            yield f"{len(self.rows)} of {wanted} episodes: the same `worldmodel collect` command records the others"
+            yield f"{len(self.rows)} of {wanted} episodes: the same `worldmodel {command}` command records the others"
         elif is_begun(self.path):
             yield "the recording was broken off, or still goes on: its last group of episodes is not saved"
 
@@ -192,7 +199,7 @@ class LeRobotRecordings:
     def _table(self, episode: int, columns: list[str]) -> tuple[Path, pa.Table]:
         """The rows of an episode in order, checked to be complete and on time."""
         path = self.data_file(episode)
-        wanted = [*columns, "frame_index", "timestamp"]
+        wanted = list(dict.fromkeys((*columns, "frame_index", "timestamp")))
         table = read_parquet(path, wanted, [("episode_index", "=", episode)]).sort_by("frame_index")
         where, length = f"{path}: episode {episode}", self._length(episode)
         found = table["frame_index"].to_numpy()

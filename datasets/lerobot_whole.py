@@ -54,6 +54,8 @@ def _check_statistics(found: LeRobotRecordings) -> None:
     path = found.path / "meta" / "stats.json"
     stats = read_json(path)
     for key, feature in found.info["features"].items():
+        if feature.get("dtype") == "string":
+            continue
         of_key = stats.get(key) if isinstance(stats, dict) else None
         if not isinstance(of_key, dict):
             raise UserError(f"{path}: no statistics of '{key}'")

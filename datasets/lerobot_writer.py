@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -44,13 +44,19 @@ DEPTH_RANGE = (0.05, 80.0)  # metres that the 12 bits of the depth video span, l
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSchema:
-    """What every episode of one dataset has. Without names of a state, or of an action, there is no such column."""
+    """What every episode of one dataset has. Without names of a state, or of an action, there is no such column.
+
+    columns: of more values, one per frame, with their types as lerobot names them: a type of numpy, or "string".
+    shortest: frames that an episode must have.
+    """
 
     fps: int
     cameras: Mapping[str, tuple[int, int]]  # name -> (height, width) in pixels
     state_names: tuple[str, ...]
     action_names: tuple[str, ...]
     depth: tuple[str, ...] = ()  # the cameras that also give depth
+    columns: Mapping[str, str] = field(default_factory=dict)
+    shortest: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class Episode:
     state: NDArray[np.float32]  # [T, S]
     action: NDArray[np.float32]  # [T, A]
     depth: Mapping[str, NDArray[np.float32]]  # camera -> [T, H, W] metres
+    columns: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)  # name -> [T]; text as numpy's str
 
     def __len__(self) -> int:
         return len(self.action)
@@ -301,7 +308,7 @@ def _features(schema: EpisodeSchema) -> dict[str, dict]:
         }
     for key, names in _vectors(schema).items():
         features[key] = {"dtype": "float32", "shape": (len(names),), "names": list(names)}
-    return features
+    return features | {key: {"dtype": kind, "shape": (1,), "names": None} for key, kind in schema.columns.items()}
 
 
 def _frame(episode: Episode, index: int) -> dict[str, object]:
@@ -311,6 +318,8 @@ def _frame(episode: Episode, index: int) -> dict[str, object]:
         frame[f"observation.images.{camera}"] = video[index]
     for camera, depth in episode.depth.items():
         frame[f"observation.images.{camera}_depth"] = depth[index, :, :, None]
+    for key, values in episode.columns.items():
+        frame[key] = str(values[index]) if values.dtype.kind == "U" else values[index : index + 1]
     return frame
 
 
@@ -319,11 +328,13 @@ def _check(episode: Episode, schema: EpisodeSchema, number: int) -> None:
     wanted = {f"camera {camera}": (length, *size, 3) for camera, size in schema.cameras.items()}
     wanted |= {f"depth of {camera}": (length, *schema.cameras[camera]) for camera in schema.depth}
     wanted |= {"state": (length, len(schema.state_names)), "action": (length, len(schema.action_names))}
+    wanted |= {f"column {key}": (length,) for key in schema.columns}
     found = {f"camera {camera}": video.shape for camera, video in episode.video.items()}
     found |= {f"depth of {camera}": depth.shape for camera, depth in episode.depth.items()}
     found |= {"state": episode.state.shape, "action": episode.action.shape}
-    if length < 2:
-        raise UserError(f"episode {number} has {length} frames: it takes two to move")
+    found |= {f"column {key}": values.shape for key, values in episode.columns.items()}
+    if length < schema.shortest:
+        raise UserError(f"episode {number} has {length} frames, expected at least {schema.shortest}")
     for name in wanted.keys() | found.keys():
         if wanted.get(name) != found.get(name):
             raise UserError(f"episode {number}, {name}: shape {found.get(name)} instead of {wanted.get(name)}")

@@ -170,8 +170,11 @@ def _read(path: tuple[Path, ...], validation: float, shift: str, constant: tuple
 
 
 def _failed(data: LeRobotRecordings) -> set[int]:
-    """The episodes that `collect` saw fail."""
+    """The episodes that failed: by the record of the command that made them, or by their column `success`, which is
+    what lerobot's tools leave of a recorded policy's episodes."""
     path = data.path / RECORD
+    if not path.is_file() and data.info["features"].get("success", {}).get("dtype") == "bool":
+        return {e for e in data.episodes if not data.column(e, "success").any()}
     record: Any = read_json(path) if path.is_file() else {}
     found = record.get("episodes", []) if isinstance(record, dict) else []
     return {e for e, known in enumerate(found) if isinstance(known, dict) and known.get("success") is False}

@@ -25,6 +25,7 @@ from worldmodel.policies.planning import Chunking, Committed, ensembled, plan
 from worldmodel.policies.policy import AnyPolicy
 from worldmodel.policies.robot import ACTIONS, HandRobot
 from worldmodel.policies.shifts import parse_shift
+from worldmodel.policies.steps import StepLog, Steps
 
 SEEDS = 2**31  # of a simulator
 
@@ -131,6 +132,7 @@ class _Lane:
     seen: list[NDArray[np.uint8]] = field(default_factory=list)  # pictures [N, 3, H, W] at every observation,
     read: list[NDArray[np.float32]] = field(default_factory=list)  # the state then [S],
     told: list[NDArray[np.float32]] = field(default_factory=list)  # and the action [A] that was carried out first
+    log: StepLog | None = None  # of every control step, where that is asked for
 
 
 @dataclass(slots=True)
@@ -183,6 +185,30 @@ def run_cases(
     start: place of the first case in the whole list, where `todo` is a part of it. contexts: of each case's robot, [D]
     as `Observation.context`; None where nothing is known.
     """
+    for lane in _run(policy, todo, settings, robots, start, contexts, logged=False):
+        yield _row(lane), _trial(lane)
+
+
+def record_cases(
+    policy: AnyPolicy, todo: Sequence[Case], settings: Settings, robots: Robots, start: int = 0
+) -> Iterator[tuple[Row, Trial, Steps]]:
+    """As `run_cases`, with every control step: the rows are the same. Pictures are drawn at every step, which takes
+    longer, and those of an episode stay in memory until it is over, for each robot that runs."""
+    for lane in _run(policy, todo, settings, robots, start, None, logged=True):
+        assert lane.log is not None
+        yield _row(lane), _trial(lane), lane.log.steps(lane.robot.facts.task)
+
+
+def _run(
+    policy: AnyPolicy,
+    todo: Sequence[Case],
+    settings: Settings,
+    robots: Robots,
+    start: int,
+    contexts: Sequence[Tensor | None] | None,
+    logged: bool,
+) -> Iterator[_Lane]:
+    """What every case has become, in order."""
     settings.check(policy)
     seeds = noise.row_seed(settings.seed, torch.arange(start, start + len(todo))).tolist()
     for first in range(0, len(todo), settings.parallel):
@@ -192,13 +218,13 @@ def run_cases(
             robot = robots.get(case.task, sum(lane.case.task == case.task for lane in lanes))
             lanes.append(_begin(case, robot, policy, seeds[first + number]))
             lanes[-1].context = None if contexts is None else contexts[first + number]
+            lanes[-1].log = StepLog() if logged else None
         for moment in range(0, settings.horizon, policy.acting.execute):
             running = [lane for lane in lanes if not lane.over]
             _plan(policy, running, moment, settings)
             for lane in running:
                 _carry_out(policy, lane, moment, settings)
-        for lane in lanes:
-            yield _row(lane), Trial(np.stack(lane.seen), np.stack(lane.read), np.stack(lane.told))
+        yield from lanes
 
 
 def _begin(case: Case, robot: HandRobot, policy: AnyPolicy, seed: int) -> _Lane:
@@ -236,9 +262,14 @@ def _plan(policy: AnyPolicy, lanes: list[_Lane], moment: int, settings: Settings
 
 def _look(policy: AnyPolicy, lane: _Lane) -> None:
     """Keep what the robot sees and reads now."""
+    lane.recent.append((_pictures(policy, lane), lane.state))
+
+
+def _pictures(policy: AnyPolicy, lane: _Lane) -> NDArray[np.uint8]:
+    """What the policy's cameras see now, [N, 3, H, W]."""
     views = lane.robot.look()
     pictures = np.stack([views[camera] for camera in policy.interface.cameras])
-    lane.recent.append((np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)), lane.state))
+    return np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
 
 
 def _observation(policy: AnyPolicy, group: list[_Lane]) -> Observation:
@@ -286,7 +317,11 @@ def _carry_out(policy: AnyPolicy, lane: _Lane, moment: int, settings: Settings) 
         lane.targets.append(command[:3])
         if step == 0:
             lane.told.append(command)
+        if lane.log is not None:
+            lane.log.see(lane.recent[-1][0] if step == 0 else _pictures(policy, lane), lane.state, command)
         observation, reward, ended, truncated, info = lane.robot.step(command)
+        if lane.log is not None:
+            lane.log.get(reward, bool(info["success"]))
         lane.state = observation["state"]
         lane.score = max(lane.score, reward)
         if info["success"]:
@@ -296,6 +331,10 @@ def _carry_out(policy: AnyPolicy, lane: _Lane, moment: int, settings: Settings) 
             return
         if 0 < policy.acting.execute - 1 - step < policy.history:
             _look(policy, lane)
+
+
+def _trial(lane: _Lane) -> Trial:
+    return Trial(np.stack(lane.seen), np.stack(lane.read), np.stack(lane.told))
 
 
 def _row(lane: _Lane) -> Row:

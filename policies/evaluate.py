@@ -1,6 +1,7 @@
 """`evaluate policy`: success of a policy on simulated robots, with intervals, or against another policy on the same
 cases."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from worldmodel.calibration import calibrate
 from worldmodel.datasets.evaluate import as_typed, finish, prepare
+from worldmodel.datasets.interrupt import Stopped
 from worldmodel.errors import UserError
 from worldmodel.evaluate.report import Film, Metric, Report, Table
 from worldmodel.evaluate.statistics import mean_interval
@@ -21,6 +23,7 @@ from worldmodel.policies.observation import Interface
 from worldmodel.policies.planning import Chunking
 from worldmodel.policies.policy import AnyPolicy, find_policy
 from worldmodel.policies.robot import HandRobot
+from worldmodel.policies.rollouts import evaluate_and_save
 from worldmodel.policies.success import Paired, decided, holm, wilson
 from worldmodel.progress import progress_bar
 
@@ -40,6 +43,7 @@ def policy(
     out: Path | None = None,
     json: Path | None = None,
     video: Path | None = None,
+    save: Path | None = None,
     parallel: int = 1,
     together: bool = False,
     delay: int = 0,
@@ -61,7 +65,9 @@ def policy(
     the same to rounding only). --shifts: such as nominal, actuation-bias:0.04,0,0, encoder-offset:0,0.03,0, gain:1.2,
     camera-pose:0.05,0,0 or latency:3. --delay: control steps that making a chunk takes; --chunking says how chunks then
     join. --stop-early ends a comparison as soon as its evidence is enough at level --alpha, however often it looks.
-    --video writes a wall of the first episodes.
+    --video writes a wall of the first episodes. --save stores all episodes as a LeRobotDataset v3, with reward,
+    success, shift and the policy's fingerprint in every row; if it is broken off, the same command goes on with the
+    episodes that are missing.
     """
     command = as_typed(policy, locals())
     check_range(1, episodes=episodes)
@@ -70,6 +76,8 @@ def policy(
         raise UserError(f"--alpha must be in (0, 1), not {alpha}")
     if video is not None:
         check_video(video)
+    if save is not None and against is not None:
+        raise UserError("--save stores the episodes of one policy: evaluate each without --against to save both")
     prepare(device, threads)
     settings = Settings(
         horizon=horizon, parallel=parallel, together=together, delay=delay, chunking=chunking, seed=seed
@@ -80,11 +88,11 @@ def policy(
     if against is None:
         if stop_early:
             raise UserError("--stop-early ends a comparison: it needs --against")
-        with (
-            closing(Robots(first.interface, open_for)) as robots,
-            progress_bar(str(checkpoint), len(todo), unit="episodes") as advance,
-        ):
-            found = evaluate(first, todo, settings, robots, WALL, told=lambda _: advance(1))
+        try:
+            found = _evaluated(first, todo, settings, save, str(checkpoint))
+        except Stopped as stop:
+            print("; ".join((f"stopped by {stop}", *getattr(stop, "__notes__", ()))), file=sys.stderr)
+            return 130
         report = report_of(found)
     else:
         second = find_policy(against, device)
@@ -97,6 +105,14 @@ def policy(
         write_video(video, wall(found), 10)
     print("\n\n".join(_as_text(table) for table in report.tables) + "\n")
     return finish(replace(report, command=command, seeds=(seed, episode_seed), device=device), "policy", out, json)
+
+
+def _evaluated(policy: AnyPolicy, todo: Sequence[Case], settings: Settings, save: Path | None, name: str) -> Evaluated:
+    with closing(Robots(policy.interface, open_for)) as robots:
+        if save is not None:
+            return evaluate_and_save(policy, todo, settings, robots, save, WALL)
+        with progress_bar(name, len(todo), unit="episodes") as advance:
+            return evaluate(policy, todo, settings, robots, WALL, told=lambda _: advance(1))
 
 
 def compare(
