@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
+PLUGIN = "policies/lerobot_plugin"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text().splitlines()
 
@@ -69,8 +70,9 @@ def executable(path: Path, text: str) -> None:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "setup", tmp_path / "setup", symlinks=True)
-    for name in ("pyproject.toml", "requirements.lock"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / PLUGIN).mkdir(parents=True)
+    for name in ("pyproject.toml", "requirements.lock", f"{PLUGIN}/pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
     executable(tmp_path / ".venv/bin/python", STUB_PYTHON.format(python=sys.executable, get_uv=0))
     executable(tmp_path / ".venv/bin/uv", STUB_UV)
     return tmp_path
@@ -87,15 +89,15 @@ def install(checkout: Path, kind: str, **environment: str) -> tuple[int, str, li
 
 def test_set_up_runs_once(checkout: Path) -> None:
     code, _, (call,) = install(checkout, "base")
-    assert code == 0 and call.startswith("uv pip install") and call.endswith("--editable .")
+    assert code == 0 and call.startswith("uv pip install") and call.endswith(f"--editable . --editable ./{PLUGIN}")
     assert install(checkout, "base") == (0, "", [])
     code, _, (call,) = install(checkout, "all")
-    assert code == 0 and call.endswith("--editable .[sim,gpu,face,cluster,dev]")
+    assert code == 0 and call.endswith(f"--editable .[sim,gpu,face,cluster,dev] --editable ./{PLUGIN}")
     assert install(checkout, "all") == (0, "", [])
     assert install(checkout, "base") == (0, "", [])
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock", f"{PLUGIN}/pyproject.toml"])
 def test_set_up_runs_again_after_a_change(checkout: Path, name: str) -> None:
     install(checkout, "all")
     with (checkout / name).open("a") as file:
@@ -117,7 +119,7 @@ def test_set_up_falls_back_to_pip_and_says_so(checkout: Path) -> None:
     code, errors, calls = install(checkout, "base")
     assert code == 0
     assert "pip does it" in errors
-    assert calls[-1].startswith("python -m pip install") and calls[-1].endswith("--editable .")
+    assert calls[-1].startswith("python -m pip install") and calls[-1].endswith(f"--editable . --editable ./{PLUGIN}")
 
 
 def test_set_up_without_python_312_says_so_in_one_line(checkout: Path) -> None:
