@@ -47,7 +47,6 @@ class EpisodeSchema:
     """What every episode of one dataset has. Without names of a state, or of an action, there is no such column.
 
     columns: of more values, one per frame, with their types as lerobot names them: a type of numpy, or "string".
-    shortest: frames that an episode must have.
     """
 
     fps: int
@@ -56,7 +55,6 @@ class EpisodeSchema:
     action_names: tuple[str, ...]
     depth: tuple[str, ...] = ()  # the cameras that also give depth
     columns: Mapping[str, str] = field(default_factory=dict)
-    shortest: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +331,8 @@ def _check(episode: Episode, schema: EpisodeSchema, number: int) -> None:
     found |= {f"depth of {camera}": depth.shape for camera, depth in episode.depth.items()}
     found |= {"state": episode.state.shape, "action": episode.action.shape}
     found |= {f"column {key}": values.shape for key, values in episode.columns.items()}
-    if length < schema.shortest:
-        raise UserError(f"episode {number} has {length} frames, expected at least {schema.shortest}")
+    if length < 2:
+        raise UserError(f"episode {number} has {length} frames: it takes two to move")
     for name in wanted.keys() | found.keys():
         if wanted.get(name) != found.get(name):
             raise UserError(f"episode {number}, {name}: shape {found.get(name)} instead of {wanted.get(name)}")

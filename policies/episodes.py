@@ -193,7 +193,8 @@ def record_cases(
     policy: AnyPolicy, todo: Sequence[Case], settings: Settings, robots: Robots, start: int = 0
 ) -> Iterator[tuple[Row, Trial, Steps]]:
     """As `run_cases`, with every control step: the rows are the same. Pictures are drawn at every step, which takes
-    longer, and those of an episode stay in memory until it is over, for each robot that runs."""
+    longer, and those of an episode stay in memory until it is over, for each robot that runs. A robot done after
+    one step holds its command for another, which is in the steps and not in the row: a video takes two frames."""
     for lane in _run(policy, todo, settings, robots, start, None, logged=True):
         assert lane.log is not None
         yield _row(lane), _trial(lane), lane.log.steps(lane.robot.facts.task)
@@ -328,9 +329,18 @@ def _carry_out(policy: AnyPolicy, lane: _Lane, moment: int, settings: Settings) 
             lane.success = True
         if ended or truncated:
             lane.over = True
+            if lane.log is not None and len(lane.targets) == 1:
+                _hold(policy, lane, command)
             return
         if 0 < policy.acting.execute - 1 - step < policy.history:
             _look(policy, lane)
+
+
+def _hold(policy: AnyPolicy, lane: _Lane, command: NDArray[np.float32]) -> None:
+    assert lane.log is not None
+    lane.log.see(_pictures(policy, lane), lane.state, command)
+    _, reward, _, _, info = lane.robot.step(command)
+    lane.log.get(reward, bool(info["success"]))
 
 
 def _trial(lane: _Lane) -> Trial:

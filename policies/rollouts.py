@@ -71,8 +71,10 @@ def evaluate_and_save(
     their videos.
 
     Raises Stopped for a signal, with a note of what is saved, and UserError for a folder that holds anything else:
-    episodes of another policy, of other settings (`parallel` aside) or of other cases.
+    episodes of another policy, of other settings (`parallel` aside) or of other cases; and for a horizon of 1.
     """
+    if settings.horizon < 2:
+        raise UserError("horizon: episodes that are saved need at least 2 steps")
     asked = _asked(policy, settings)
     _recorded(folder, asked, todo)  # what is wrong with the folder is said before the simulator starts
     schema = _schema(policy.interface, robots.get(todo[0].task, 0))
@@ -159,14 +161,13 @@ def _named(case: Case) -> str:
 
 
 def _schema(interface: Interface, robot: HandRobot) -> EpisodeSchema:
-    """As demonstrations on this robot have it, with what the policy sees. A first step may solve a task."""
+    """As demonstrations on this robot have it, with what the policy sees."""
     return EpisodeSchema(
         fps=robot.facts.fps,
         cameras=dict.fromkeys(interface.cameras, interface.size),
         state_names=robot.facts.state_names,
         action_names=robot.facts.action_names,
         columns=COLUMNS,
-        shortest=1,
     )
 
 

@@ -22,12 +22,11 @@ from worldmodel.fingerprint import fingerprint
 from worldmodel.policies import episodes
 from worldmodel.policies import evaluate as commands
 from worldmodel.policies.demonstrations import Demonstrations
-from worldmodel.policies.episodes import Case, Evaluated, Robots, Settings, cases, evaluate
+from worldmodel.policies.episodes import Evaluated, Robots, Settings, cases, evaluate
 from worldmodel.policies.policy import Policy
 from worldmodel.policies.rollouts import COLUMNS, evaluate_and_save
 
 TODO = cases(["go", "home"], ["nominal", "actuation-bias:0.2,0,0"], 3, 3)
-MANY = cases(["go", "home"], ["nominal", "actuation-bias:0.2,0,0"], 5, 3)
 
 
 @dataclass
@@ -219,11 +218,12 @@ def test_a_killed_process_loses_its_last_group_alone(saved, tmp_path, monkeypatc
     assert_same(contents(folder), contents(saved[0]))
 
 
-def test_more_cases_are_added_to_those_that_are_there(tmp_path):
-    save(tmp_path / "some", MANY[:8])
-    more = save(tmp_path / "some", MANY)
-    assert more.rows == save(tmp_path / "all", MANY).rows
-    assert_same(contents(tmp_path / "some"), contents(tmp_path / "all"))
+def test_more_cases_are_added_to_those_that_are_there(saved, tmp_path):
+    save(tmp_path / "some", TODO[:7])
+    assert save(tmp_path / "some", TODO).rows == saved[1].rows
+    one, two = contents(tmp_path / "some"), contents(saved[0])
+    assert one["record"]["wanted"] == len(TODO)
+    assert_same(one, two)
 
 
 def test_another_evaluation_is_not_mixed_in(saved, tmp_path):
@@ -252,12 +252,28 @@ def test_another_evaluation_is_not_mixed_in(saved, tmp_path):
     assert_same(contents(folder), before)
 
 
-def test_an_episode_that_is_solved_at_once_is_stored(tmp_path):
-    made = save(tmp_path / "one", [Case("go", 3), Case("go", 4)], replace(SETTINGS, horizon=1))
-    assert [row.steps for row in made.rows] == [1, 1]
+class Solved(RecordedRobot):
+    """Is done after one step, and can be held."""
+
+    def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
+        seen, _, _, _, _ = super().step(action)
+        self.over = False
+        return seen, 0.5, True, False, {"success": True}
+
+
+def test_an_episode_that_is_solved_at_once_is_held_for_another_step(tmp_path):
+    def solved() -> Evaluated:
+        return save(tmp_path / "one", TODO[:2], opens=lambda task, _: Solved(task))
+
+    made = solved()
+    assert [(row.steps, row.score, row.success) for row in made.rows] == [(1, 0.5, True)] * 2
     peer = LeRobotDataset("local/one", root=tmp_path / "one", video_backend="pyav")
-    assert [bool(peer[n]["next.done"]) for n in range(2)] == [True, True]
-    assert save(tmp_path / "one", [Case("go", 3), Case("go", 4)], replace(SETTINGS, horizon=1)).rows == made.rows
+    assert [peer[n]["next.done"].item() for n in range(peer.num_frames)] == [False, True, False, True]
+    assert peer[0]["action"].tolist() == peer[1]["action"].tolist() != peer[2]["action"].tolist()
+    assert peer[0]["observation.state"].item() != peer[1]["observation.state"].item()
+    assert solved().rows == made.rows
+    with pytest.raises(UserError, match="at least 2 steps"):
+        save(tmp_path / "two", settings=replace(SETTINGS, horizon=1))
 
 
 def test_two_policies_are_not_saved_together(tmp_path):
