@@ -20,6 +20,7 @@ from worldmodel.datasets.lerobot_writer import Episode, EpisodeSchema, EpisodeWr
 from worldmodel.errors import UserError
 from worldmodel.policies.lerobot_export import export_to_lerobot
 from worldmodel.policies.lerobot_policy import LeRobotPolicy
+from worldmodel.policies.policy import find_policy
 from worldmodel.policies.robot import HandRobot
 from worldmodel.policies.shifts import parse_shift
 
@@ -100,7 +101,8 @@ def test_lerobot_trains_goes_on_and_evaluates(tmp_path):
     run("lerobot-eval", *options, rename, where=tmp_path)
     info = json.loads((tmp_path / "eval/eval_info.json").read_text())
     assert info["overall"]["n_episodes"] == 2 and np.isfinite(info["overall"]["avg_sum_reward"])
-    policy = LeRobotPolicy.load(tmp_path / "tuned")
+    policy = find_policy(tmp_path / "tuned")
+    assert isinstance(policy, LeRobotPolicy)
     assert (policy.model.chunk, policy.acting.execute) == (16, 8)
     assert torch.isfinite(policy.model.make(policy.model._blank(), torch.tensor([1]), torch.tensor([0]))).all()
 
