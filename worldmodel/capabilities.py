@@ -284,7 +284,7 @@ def _ray() -> Check:
 def _openpi_client() -> Check:
     code = "from openpi_client import websocket_client_policy; print('openpi-client')"
     install = "pip install --no-deps openpi-client (it asks for an older NumPy, and works with this one)"
-    return _by_probe("openpi-client", ("openpi_client",), code, install, "reinstall openpi-client")
+    return _by_probe("openpi_client", ("openpi_client",), code, install, "reinstall openpi-client")
 
 
 def _proc() -> Check:
@@ -359,7 +359,7 @@ CAPABILITIES: dict[str, Callable[[], Check]] = {
     "metaworld": once(_metaworld),  # asks for egl
     "cuda": once(_cuda),
     "xformers": once(_xformers),  # asks for cuda
-    "openpi-client": once(_openpi_client),
+    "openpi_client": once(_openpi_client),
     "face_networks": once(_face_networks),
     "face_recogniser": once(_face_recogniser),
     "face_clips": once(_face_clips),

@@ -34,6 +34,7 @@ BASE = (
     "av",
     "opencv-python-headless",
     "einops",
+    "msgpack",
     "safetensors",
     "huggingface-hub",
     "httpx",

@@ -52,7 +52,8 @@ def gradients(model: DiT) -> list[Tensor]:
     return found
 
 
-def same(found: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-6) -> None:
+def same(found: list[Tensor], wanted: list[Tensor], tolerance: float = 2e-6) -> None:
+    """To a part of the largest gradient, about 0.01: far below 1e-6 in absolute terms, 16 roundings of fp32."""
     scale = max(float(w.abs().max()) for w in wanted)
     assert scale > 1e-3
     for a, b in zip(found, wanted, strict=True):

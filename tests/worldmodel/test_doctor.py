@@ -56,7 +56,9 @@ def test_a_question_is_asked_once() -> None:
     assert [ask(), ask(), ask()] == [1, 1, 1]
 
 
-def test_every_capability_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_capability_has_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORLDMODEL_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(capabilities, "installed", lambda package: False)
     monkeypatch.setattr(capabilities, "torch_answer", lambda: Answer(False, "torch not installed"))
     for name in capabilities.CAPABILITIES:
