@@ -43,9 +43,7 @@ def euler(x_t: Tensor, v: Tensor, t: Tensor, s: Tensor) -> Tensor:
     return sampler_step.euler(x_t, v, t, s)
 
 
-def renoise(
-    x_t: Tensor, v: Tensor, t: Tensor, s: Tensor, seed: Tensor, frame: Tensor, step: int
-) -> Tensor:  # fmt: skip
+def renoise(x_t: Tensor, v: Tensor, t: Tensor, s: Tensor, seed: Tensor, frame: Tensor, step: int) -> Tensor:
     """From x_t at flow time t to the predicted data, and from there to flow time s with fresh noise, which is drawn
     where it is used: draw `step` of rows with seed [B] int64 and absolute frames frame [B, K] int64.
     """

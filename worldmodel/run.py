@@ -252,7 +252,7 @@ def load_training(path: Path | str) -> Training:
     except Exception as error:  # the file is a program: anything may go wrong in it
         text = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UserError(f"{_place(path, error)}: {type(error).__name__}: {' '.join(text.split())}") from error
-    if not isinstance(run, Training):
+    if not (isinstance(run, Training) and isinstance(run, Run | Recipe)):
         raise UserError(f"{path}: has no function run() that returns a Run")
     return run
 

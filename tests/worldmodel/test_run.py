@@ -19,6 +19,13 @@ def run():
 """
 
 
+BARE = """
+from pathlib import Path
+from worldmodel.run import Training
+def run(): return Training(out=Path("runs/x"))
+"""  # numbers, but nothing to train
+
+
 def test_load(tmp_path):
     path = tmp_path / "my_run.py"
     path.write_text(GOOD)
@@ -33,6 +40,7 @@ def test_load(tmp_path):
         ("empty.py", "", r"empty\.py: has no function run\(\) that returns a Run"),
         ("number.py", "run = 3", r"number\.py: has no function run\(\)"),
         ("other.py", "def run(): return 3", r"other\.py: has no function run\(\) that returns a Run"),
+        ("bare.py", BARE, r"bare\.py: has no function run\(\) that returns a Run"),
     ],
 )
 def test_what_is_no_run(name, text, message, tmp_path):
