@@ -25,6 +25,7 @@ from worldmodel.datasets.lerobot_groups import WHOLE, is_begun
 from worldmodel.datasets.lerobot_statistics import Statistics
 from worldmodel.datasets.recordings import Frame, check_actions, numbered
 from worldmodel.errors import UserError
+from worldmodel.pixels import as_rgb
 from worldmodel.serial import read_json
 
 ACTION = "action"
@@ -275,7 +276,7 @@ def _frame(
         )
     if frame.is_corrupt:
         raise UserError(f"{where} is damaged or cut off")
-    return frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
+    return as_rgb(frame)
 
 
 def is_lerobot(path: Path) -> bool:

@@ -24,6 +24,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from worldmodel.errors import UserError
+from worldmodel.pixels import as_rgb
 
 SUFFIXES = {".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".wmv", ".flv"}
 ONE_FRAME_PER_PACKET = {"h264", "hevc", "av1", "vp9", "mjpeg", "ffv1", "prores", "png"}
@@ -306,7 +307,7 @@ def _number(video: VideoFile, frame: av.VideoFrame) -> int | None:
 def _upright(frame: av.VideoFrame, rotation: int, path: Path) -> Frame:
     if rotation % 90:
         raise UserError(f"{path}: rotated by {rotation} degrees; only quarter turns are supported")
-    picture = frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
+    picture = as_rgb(frame)
     return np.ascontiguousarray(np.rot90(picture, -rotation // 90)) if rotation else picture
 
 

@@ -16,6 +16,8 @@ from worldmodel.errors import UserError
 from worldmodel.folders import check_creatable
 
 VIDEOS = (".mp4", ".mkv", ".mov")
+BT601 = 5
+MATRICES = (1, 4, 7, 9)  # of ITU-T H.273 that swscale knows beside BT.601's: BT.709, FCC, SMPTE 240M, BT.2020
 Picture = NDArray[np.uint8]  # [H, W, 3] RGB
 
 
@@ -28,6 +30,13 @@ def to_uint8(pixels: Tensor) -> NDArray[np.uint8]:
     """Float [..., 3, H, W] in [-1, 1] -> uint8 [..., H, W, 3] in C order, rounded and clipped."""
     scaled = ((pixels.detach().float() + 1) * 127.5).round().clamp(0, 255)
     return np.ascontiguousarray(scaled.to(torch.uint8).movedim(-3, -1).cpu().numpy())
+
+
+def as_rgb(frame: av.VideoFrame) -> Picture:
+    """The pixels [H, W, 3] of a decoded frame, by the colour matrix that the file names (BT.601 if it names none)."""
+    if int(frame.colorspace) in MATRICES:  # PyAV takes the file's matrix only if it is told another one to go to
+        frame = frame.reformat(format="rgb24", src_colorspace=int(frame.colorspace), dst_colorspace=BT601)
+    return np.ascontiguousarray(frame.to_ndarray(format="rgb24"), np.uint8)
 
 
 def fit(picture: Picture, height: int, width: int) -> Picture:

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -87,6 +88,33 @@ def test_a_seek_that_lands_too_late_is_not_believed(tmp_path, videos, monkeypatc
     original = module.av.open
     monkeypatch.setattr(module.av, "open", lambda path: Late(original(path)))
     assert videos.numbers(found.pick([60, 2, 61])) == [60, 2, 61]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "red", "blue"), [(1, 0.2126, 0.0722), (2, 0.299, 0.114), (7, 0.212, 0.087), (9, 0.2627, 0.0593)]
+)
+def test_colours_by_the_matrix_that_the_file_names(tmp_path, matrix, red, blue):
+    """Planes by the formula of ITU-R BT.601, 709 and 2020 (16 to 235 and 16 to 240), stored without loss."""
+    path, colour = tmp_path / "a.mp4", np.array([60, 140, 220])
+    luma = np.dot([red, 1 - red - blue, blue], colour)
+    planes = (
+        16 + luma * 219 / 255,
+        128 + (colour[2] - luma) / (1 - blue) / 2 * 224 / 255,
+        128 + (colour[0] - luma) / (1 - red) / 2 * 224 / 255,
+    )
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=10, options={"crf": "0", "preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.colorspace = matrix
+        stored = np.concatenate(
+            [np.full(64 * 48 // (1 if i == 0 else 4), round(planes[i]), np.uint8) for i in range(3)]
+        )
+        for _ in range(3):
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(stored.reshape(72, 64), format="yuv420p")))
+        file.mux(stream.encode())
+    found = open_video(path)
+    for frame in (*found.frames(), *found.pick([2, 0])):
+        assert np.abs(frame.astype(int) - colour).max() <= 2
 
 
 def test_rotation_is_applied(tmp_path, videos):

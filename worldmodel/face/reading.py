@@ -21,11 +21,11 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from worldmodel.errors import UserError
+from worldmodel.pixels import as_rgb
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 TIMEOUT = 10.0  # seconds that a URL may be silent
 CAMERA = "camera:"
-BT709, BT601 = 1, 5  # codes of colour matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +230,8 @@ def upright(frame: av.VideoFrame, where: str) -> NDArray[np.uint8]:
     turn = -round(frame.rotation) % 360
     if turn % 90:
         raise UserError(f"{where}: rotated by {turn} degrees; only quarter turns are supported")
-    if int(frame.colorspace) == BT709:  # PyAV converts by BT.601 unless the two sides differ
-        frame = frame.reformat(format="rgb24", src_colorspace=BT709, dst_colorspace=BT601)
-    pixels = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
-    return np.ascontiguousarray(np.rot90(pixels, -turn // 90)) if turn else np.ascontiguousarray(pixels)
+    pixels = as_rgb(frame)
+    return np.ascontiguousarray(np.rot90(pixels, -turn // 90)) if turn else pixels
 
 
 class Images:

@@ -14,7 +14,8 @@ from av.container import OutputContainer
 from av.video.stream import VideoStream
 
 from worldmodel.errors import UserError
-from worldmodel.face.reading import BT601, BT709, Info, Picture, Sound, Source
+from worldmodel.face.reading import Info, Picture, Sound, Source
+from worldmodel.pixels import BT601, MATRICES
 
 VIDEOS = (".mp4", ".mov", ".mkv")
 STREAMS = {"rtmp": "flv", "rtmps": "flv", "http": "mpegts", "https": "mpegts", "tcp": "mpegts", "udp": "mpegts"}
@@ -32,7 +33,7 @@ class Sink(Protocol):
 class Encoder:
     """H.264 pictures into a container, in the source's ticks. Odd sizes gain a line or column, which repeats the last.
 
-    lossless: RGB without loss (x264rgb), else yuv420p by the source's matrix (BT.709 or BT.601).
+    lossless: RGB without loss (x264rgb), else yuv420p by the source's colour matrix.
     """
 
     def __init__(self, container: OutputContainer, info: Info, lossless: bool, live: bool) -> None:
@@ -54,7 +55,7 @@ class Encoder:
         if not lossless:
             colour = info.colour
             context.colorspace, context.color_primaries, context.color_trc = (
-                colour.space if colour.space in (BT709, 5, 6) else 2,
+                colour.space if colour.space in (*MATRICES, BT601, 6) else 2,
                 colour.primaries,
                 colour.transfer,
             )
@@ -66,8 +67,8 @@ class Encoder:
         if right or below:
             pixels = np.asarray(cv2.copyMakeBorder(pixels, 0, below, 0, right, cv2.BORDER_REPLICATE), np.uint8)
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
-        if stream.pix_fmt != "rgb24" and self._info.colour.space == BT709:
-            frame = frame.reformat(format=stream.pix_fmt, src_colorspace=BT601, dst_colorspace=BT709)
+        if stream.pix_fmt != "rgb24" and self._info.colour.space in MATRICES:
+            frame = frame.reformat(format=stream.pix_fmt, src_colorspace=BT601, dst_colorspace=self._info.colour.space)
         frame.pts, frame.time_base = picture.pts, self._info.time_base
         self._container.mux(stream.encode(frame))
 

@@ -170,20 +170,21 @@ def test_damaged_packets_are_skipped_and_counted(made: SimpleNamespace) -> None:
     assert len(read(made.folder / "out.mp4")[0]) >= 26
 
 
-def test_colours_of_bt709_come_back(made: SimpleNamespace) -> None:
+@pytest.mark.parametrize("matrix", [1, 7, 9])
+def test_colours_of_other_matrices_come_back(made: SimpleNamespace, matrix: int) -> None:
     colour = np.full((48, 64, 3), (60, 140, 220), np.uint8)
 
-    def as_709(frame: av.VideoFrame) -> av.VideoFrame:
-        return frame.reformat(format="yuv420p", src_colorspace=5, dst_colorspace=1)
+    def in_matrix(frame: av.VideoFrame) -> av.VideoFrame:
+        return frame.reformat(format="yuv420p", src_colorspace=5, dst_colorspace=matrix)
 
-    target = write(made.folder / "talk.mp4", [colour] * 3, edit=as_709, space=1)
+    target = write(made.folder / "talk.mp4", [colour] * 3, edit=in_matrix, space=matrix)
     first = next(iter(open_source(str(target))))
     assert np.abs(first.pixels.astype(int) - colour).max() <= 4
     assert made.run(target, made.folder / "out.mp4", label=False, watermark=False) == 0
     again = next(iter(open_source(str(made.folder / "out.mp4"))))
     assert np.abs(again.pixels.astype(int) - colour).max() <= 6
     with av.open(str(made.folder / "out.mp4")) as file:
-        assert next(file.decode(video=0)).colorspace == 1
+        assert next(file.decode(video=0)).colorspace == matrix
 
 
 def test_a_folder_of_images_in_and_out(made: SimpleNamespace) -> None:
