@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from worldmodel.datasets.evaluate import as_typed, finish, prepare
-from worldmodel.errors import UserError
 from worldmodel.evaluate.report import Metric, Report, Table
 from worldmodel.options import check_range, check_seeds
 from worldmodel.policies.adaptation import Adaptation
@@ -15,10 +14,11 @@ from worldmodel.policies.episodes import Robots, Row, Settings, evaluate, open_f
 from worldmodel.policies.policy import Policy
 from worldmodel.policies.recovery import adapt, recovery
 from worldmodel.policies.success import wilson
-from worldmodel.policies.trials import record_trials, shifted_cases
+from worldmodel.policies.trials import before, record_trials, shifted_cases
 from worldmodel.progress import progress_bar
 
 OFFSETS = ("actuation-bias", "encoder-offset")
+BLOCK = 25  # trials between two savings
 
 
 def trials(
@@ -40,23 +40,29 @@ def trials(
     Example: worldmodel trials runs/policies/reach --task reach --episodes 200 --out runs/trials/reach
 
     Every episode has a random shift of its own: the --kinds in turn, of a length in [--least, --most] metres. The
-    policy is told nothing of it.
+    policy is told nothing of it. They are stored in blocks; what was broken off goes on with the same command, and more
+    --episodes add to those that are there.
     """
     check_range(1, episodes=episodes)
     check_seeds(seed=seed, episode_seed=episode_seed)
-    if out.exists():
-        raise UserError(f"{out} exists already: give a new folder")
     prepare("cpu", threads)
     policy = Policy.find(checkpoint)
     todo = shifted_cases(task, kinds, least, most, episodes, episode_seed)
     settings = Settings(horizon=horizon, parallel=parallel, seed=seed)
+    kept = before(out, policy, todo, settings)
+    done = 0 if kept is None else len(kept.known)
     with (
         closing(Robots(policy.interface, open_for)) as robots,
-        progress_bar("trials", episodes, unit="episodes") as advance,
+        progress_bar("trials", episodes, done=done, unit="episodes") as advance,
     ):
-        made = record_trials(policy, todo, settings, robots, lambda _: advance(1))
-    made.save(out)
-    print(f"{out}: {episodes} trials of {task}, {sum(known.success for known in made.known)} of them succeeded")
+        for first in range(done, episodes, BLOCK):
+            made = record_trials(
+                policy, todo[first : first + BLOCK], settings, robots, lambda _: advance(1), start=first
+            )
+            kept = made if kept is None else kept.joined(made)
+            kept.save(out)
+    assert kept is not None
+    print(f"{out}: {episodes} trials of {task}, {sum(known.success for known in kept.known)} of them succeeded")
     return 0
 
 

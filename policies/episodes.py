@@ -159,6 +159,11 @@ class Robots:
 
 def open_for(task: str, interface: Interface) -> HandRobot:
     """The robot that a policy of this interface acts on. UserErrors for what is missing and what does not fit."""
+    return HandRobot(check_interface(task, interface), cameras=interface.cameras, size=interface.size[0])
+
+
+def check_interface(task: str, interface: Interface) -> str:
+    """The name of a task whose robot a policy of this interface can act on. UserErrors as those of `open_for`."""
     from worldmodel.datasets.worlds.metaworld import CAMERAS, FPS, STATES, check_task
 
     name, _ = check_task(task, None, interface.size[0])
@@ -169,7 +174,7 @@ def open_for(task: str, interface: Interface) -> HandRobot:
     wrong += interface.misfits(STATES, ACTIONS, FPS)
     if wrong:
         raise UserError(f"robot/{name}: {'; '.join(wrong)}")
-    return HandRobot(name, cameras=interface.cameras, size=interface.size[0])
+    return name
 
 
 def run_cases(

@@ -5,7 +5,7 @@ trials.safetensors     image, state and action of all trials, one after another
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from worldmodel.errors import UserError
 from worldmodel.fingerprint import fingerprint
-from worldmodel.folders import replaced
+from worldmodel.folders import check_creatable, replaced
 from worldmodel.policies.episodes import Case, Robots, Settings, Trial, run_cases
 from worldmodel.policies.policy import Policy
 from worldmodel.policies.shifts import draw_offset, parse_shift
@@ -38,11 +38,17 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Trials with the shift that each was made under. policy: fingerprint of the policy that made them."""
+    """Trials with the shift that each was made under. policy: fingerprint of the policy that made them. settings: what
+    else they depend on, in words; "" where that is not known."""
 
     policy: str
     known: tuple[Known, ...]
     made: tuple[Trial, ...]
+    settings: str = ""
+
+    def joined(self, more: "Trials") -> "Trials":
+        """These and more of the same policy and settings."""
+        return replace(self, known=self.known + more.known, made=self.made + more.made)
 
     def save(self, folder: Path) -> None:
         """Write the folder; older trials in it are replaced. A full disk is a UserError."""
@@ -50,7 +56,8 @@ class Trials:
         with replaced(folder, FILES) as beside:
             write_tensors({name: torch.from_numpy(part) for name, part in parts.items()}, beside / FILES[1])
             known = [asdict(each) for each in self.known]
-            write_json({"format": FORMAT, "policy": self.policy, "trials": known}, beside / FILES[0])
+            facts = {"format": FORMAT, "policy": self.policy, "settings": self.settings}
+            write_json({**facts, "trials": known}, beside / FILES[0])
 
     @classmethod
     def load(cls, folder: Path) -> "Trials":
@@ -71,7 +78,7 @@ class Trials:
         ends = np.cumsum([each.moments for each in known])
         cut = {name: np.split(part, ends[:-1]) for name, part in parts.items()}
         made = tuple(Trial(*(cut[name][i] for name in Trial.__slots__)) for i in range(len(known)))
-        return cls(str(data["policy"]), known, made)
+        return cls(str(data["policy"]), known, made, str(data.get("settings", "")))
 
 
 def shifted_cases(
@@ -90,12 +97,38 @@ def record_trials(
     settings: Settings,
     robots: Robots,
     told: Callable[[int], None] = lambda trials: None,
+    start: int = 0,
 ) -> Trials:
-    """Run the policy, knowing nothing of the shifts, on every case. told: after each, how many are done."""
+    """Run the policy, knowing nothing of the shifts, on every case. told: after each, how many are done. start: as
+    of `run_cases`."""
     known: list[Known] = []
     made: list[Trial] = []
-    for row, trial in run_cases(policy, todo, settings, robots):
+    for row, trial in run_cases(policy, todo, settings, robots, start):
         known.append(Known(row.task, row.seed, row.shift, row.success, len(trial.state)))
         made.append(trial)
         told(len(made))
-    return Trials(fingerprint(policy.model), tuple(known), tuple(made))
+    return Trials(fingerprint(policy.model), tuple(known), tuple(made), _in_words(settings))
+
+
+def before(folder: Path, policy: Policy, todo: Sequence[Case], settings: Settings) -> Trials | None:
+    """The first of these trials, if a folder has them already; None if it does not exist.
+
+    UserError if it holds anything else: those of another policy, other cases or settings, or more than `todo`.
+    """
+    if not folder.exists():
+        check_creatable(folder)
+        return None
+    if not (folder / FILES[0]).is_file():
+        raise UserError(f"{folder} exists already and holds no trials: give a new folder")
+    found = Trials.load(folder)
+    if (found.policy, found.settings) != (fingerprint(policy.model), _in_words(settings)):
+        raise UserError(f"{folder} holds trials of another policy, or made otherwise: give a new folder")
+    if [(each.task, each.seed, each.shift) for each in found.known] != [
+        (case.task, case.seed, case.shift) for case in todo[: len(found.known)]
+    ]:
+        raise UserError(f"{folder} holds other trials, or more than {len(todo)}: give a new folder")
+    return found
+
+
+def _in_words(settings: Settings) -> str:
+    return f"horizon {settings.horizon}, seed {settings.seed}"

@@ -37,6 +37,7 @@ ADAPTATION = "worldmodel.policies.adaptation_commands"
 FACE = "worldmodel.face.tools"
 COMMANDS = {
     "demo": Command(HERE, "demo", (), "drive the shipped world in the browser"),
+    "robot-demo": Command(HERE, "robot_demo", ("checkpoint",), "break a robot in the browser, watch it correct itself"),
     "collect": Command(HERE, "collect", ("world",), "simulator -> LeRobotDataset v3"),
     "inspect": Command("worldmodel.datasets.inspect", "inspect", ("path",), "what is this, and what comes next?"),
     "convert": Command("worldmodel.datasets.convert", "convert", ("source", "out"), "videos -> LeRobotDataset v3"),
@@ -72,8 +73,9 @@ COMMANDS = {
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
 GROUPS = ("evaluate", "face", "kernels")  # of commands with two words
-RUN_MODELS = ("demo", "trials", "rollout", "serve", "evaluate")  # these have --backend, as has train
+RUN_MODELS = ("demo", "robot-demo", "trials", "rollout", "serve", "evaluate")  # these have --backend, as has train
 SHIPPED = Path(__file__).resolve().parent.parent / "demos" / "models" / "doom"
+CONFIGS = SHIPPED.parent.parent.parent / "configs"
 SHIPPED_BASE = SHIPPED.with_name("doom_base")  # the same model before its training on its own rollouts
 
 
@@ -407,6 +409,50 @@ def demo(port: int = 8000, host: str = "127.0.0.1", token: str | None = None, op
     return serve(
         SHIPPED, port=port, host=host, token=token, open_browser=open_browser, real="doom", name=name, also=also
     )
+
+
+def robot_demo(
+    checkpoint: Path | None = None,
+    encoder: Path | None = None,
+    task: str = "reach",
+    out: Path = Path("runs/robot_demo"),
+    quick: bool = False,
+    trials: int = 6,
+    horizon: int = 200,
+    seed: int = 0,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    max_viewers: int = 8,
+    open_browser: bool = False,
+) -> int:
+    """A policy on a simulated robot, live in the browser: break the robot, and watch the policy correct itself.
+
+    Example: worldmodel robot-demo runs/policies/reach --encoder runs/adaptation/reach
+
+    Without a checkpoint, policy and context encoder are made first, in --out: demonstrations by Meta-World's script,
+    the policy, its trials on broken robots, the encoder; what was stopped goes on with the next call. --quick makes it
+    in minutes and far too little of it: to see the page. --trials: of a round, after its first one. --horizon: control
+    steps of a trial. Any --host that is not loopback needs a --token.
+    """
+    from worldmodel.policies.demo.command import show_robot
+    from worldmodel.policies.demo.making import QUICK, Effort, Made, make
+    from worldmodel.policies.demo.show import Plan
+
+    plan = Plan(task=task.removesuffix("-v3"), horizon=horizon, trials=trials, seed=seed, viewers=max_viewers)
+    plan.check()
+    if checkpoint is None:
+        if encoder is not None:
+            raise UserError("--encoder: a context encoder belongs to a policy, give its folder first")
+        if not CONFIGS.is_dir():
+            raise UserError(
+                f"{CONFIGS}: the configurations are not here; they are part of the repository, not of the wheel"
+            )
+        made = Made(out)
+        if code := make(made, plan.task, QUICK if quick else Effort(), CONFIGS, main):
+            return code
+        checkpoint, encoder = made.policy, made.encoder
+    return show_robot(checkpoint, encoder, plan, host=host, port=port, token=token, open_browser=open_browser)
 
 
 def serve(

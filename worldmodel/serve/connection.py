@@ -103,8 +103,8 @@ class Connection:
 
     async def _refuse(self, code: int, line: str) -> None:
         try:
-            await _sent(self._socket.send_text(write_message(Error(message=one_line(line), fatal=True))))
-            await _sent(self._socket.close(code, close_reason(line)))
+            await delivered(self._socket.send_text(write_message(Error(message=one_line(line), fatal=True))))
+            await delivered(self._socket.close(code, close_reason(line)))
         except WebSocketDisconnect:
             _log.debug("a refused client had left already")
 
@@ -192,12 +192,12 @@ class Connection:
         while True:
             match await session.outbox.take():
                 case End(code=code, reason=reason):
-                    await _sent(self._socket.close(code, reason))
+                    await delivered(self._socket.close(code, reason))
                     return
                 case Message(text=text):
-                    await _sent(self._socket.send_text(text))
+                    await delivered(self._socket.send_text(text))
                 case picture:
-                    await _sent(self._socket.send_bytes(picture.data))
+                    await delivered(self._socket.send_bytes(picture.data))
                     session.meter.sent(time.perf_counter() - picture.put)
 
     async def _tick(self, session: Session) -> None:
@@ -210,7 +210,7 @@ class Connection:
         session.outbox.end(CLOSE_IDLE, "idle", write_message(Error(message=line, fatal=True)))
 
 
-async def _sent(sending: Awaitable[None]) -> None:
+async def delivered(sending: Awaitable[None]) -> None:
     """Wait until a message has left. Raises WebSocketDisconnect if the connection has ended, or takes nothing any more.
 
     When a ping was not answered, uvicorn closes the connection but tells the reader only after its buffer is empty,

@@ -220,7 +220,6 @@ class Real:
 ClientMessage = (
     Hello | Input | Ack | Pause | Restart | Reset | Switch | Takeover | Settings | Bookmark | Record | Save | Real
 )
-_KINDS = {kind.__name__.lower(): kind.__name__ for kind in get_args(ClientMessage)}
 
 _RANGES: dict[str, tuple[float, float]] = {
     "quality": (1, 100), "window": (0, 10_000), "pace": (MIN_PACE, MAX_PACE), "steps": (0, 64), "start": (0, MAX_SEED),
@@ -230,6 +229,26 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 def read_message(text: str) -> ClientMessage:
     """A client's control message. Raises ProtocolError with one line that says what is wrong with it."""
+    message: ClientMessage = read_as(text, ClientMessage)
+    for name, (low, high) in _RANGES.items():
+        value = getattr(message, name, None)
+        unpaced = name == "pace" and value == 0
+        if value is not None and not unpaced and not low <= value <= high:
+            also = " and not 0 (as fast as possible)" if name == "pace" else ""
+            kind = type(message).__name__.lower()
+            raise ProtocolError(f"message {kind}: {name} {value} is outside [{low:g}, {high:g}]{also}")
+    if isinstance(message, Input):
+        _check_action(message.action)
+    if isinstance(message, Hello) and message.version != VERSION:
+        raise ProtocolError(f"this server speaks protocol version {VERSION}, not {message.version}")
+    return message
+
+
+def read_as(text: str, union: Any) -> Any:
+    """A JSON message of one of the classes of a union, which its "type" names in lower case.
+
+    Raises ProtocolError with one line for what is none, or too long, or has fields that are missing or of other types.
+    """
     if len(text) > MAX_TEXT or len(text.encode()) > MAX_TEXT:
         raise ProtocolError(f"a message of {len(text)} characters is over the limit of {MAX_TEXT} bytes")
     try:
@@ -238,23 +257,13 @@ def read_message(text: str) -> ClientMessage:
         raise ProtocolError(f"not a JSON message: {error}") from error
     if not isinstance(data, dict) or not isinstance(data.get("type"), str):
         raise ProtocolError('a message is a JSON object with a "type"')
-    if data["type"] not in _KINDS:
-        raise ProtocolError(f"message: type {data['type']!r} is none of {list(_KINDS)}")
+    kinds = {kind.__name__.lower(): kind.__name__ for kind in get_args(union)}
+    if data["type"] not in kinds:
+        raise ProtocolError(f"message: type {data['type']!r} is none of {list(kinds)}")
     try:
-        message = from_json(data | {"type": _KINDS[data["type"]]}, ClientMessage, "message")
+        return from_json(data | {"type": kinds[data["type"]]}, union, "message")
     except UserError as error:
         raise ProtocolError(str(error)) from error
-    for name, (low, high) in _RANGES.items():
-        value = getattr(message, name, None)
-        unpaced = name == "pace" and value == 0
-        if value is not None and not unpaced and not low <= value <= high:
-            also = " and not 0 (as fast as possible)" if name == "pace" else ""
-            raise ProtocolError(f"message {data['type']}: {name} {value} is outside [{low:g}, {high:g}]{also}")
-    if isinstance(message, Input):
-        _check_action(message.action)
-    if isinstance(message, Hello) and message.version != VERSION:
-        raise ProtocolError(f"this server speaks protocol version {VERSION}, not {message.version}")
-    return message
 
 
 def _refuse_constant(name: str) -> float:

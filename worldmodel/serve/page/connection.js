@@ -22,7 +22,7 @@ export class Connection {
     const socket = (this.socket = new WebSocket(url));
     socket.binaryType = "arraybuffer";
     this.lastError = "";
-    socket.onopen = () => this.send({ type: "hello", version: VERSION, resume: this.resume, ...this.hello() });
+    socket.onopen = () => this.send({ type: "hello", version: VERSION, ...(this.resume && { resume: this.resume }), ...this.hello() });
     socket.onmessage = ({ data }) => {
       if (socket !== this.socket) return;
       if (typeof data !== "string") return this.on.frame(readFrame(data));

@@ -1,0 +1,206 @@
+"""The robot on show over HTTP and WebSocket: FastAPI in the event loop, the robot in its own thread.
+
+Access, addresses, headers and pictures are those of the live stream (worldmodel/serve).
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+
+from worldmodel.errors import UserError
+from worldmodel.policies.demo.messages import Hello, read, write
+from worldmodel.policies.demo.show import Full, Show
+from worldmodel.serve.access import Guard, check_binding
+from worldmodel.serve.connection import FAREWELL, delivered
+from worldmodel.serve.outbox import End, Message, Outbox
+from worldmodel.serve.protocol import CLOSE_BAD_MESSAGE, CLOSE_FULL, ProtocolError, close_reason, in_words
+from worldmodel.serve.server import (
+    PAGE_FILES,
+    PAGE_HEADERS,
+    address_of,
+    configuration,
+    listen,
+    termination_interrupts,
+)
+
+_log = logging.getLogger("worldmodel.policies.demo")
+PAGE = Path(__file__).parent / "page"
+FILES = PAGE_FILES | {path.name: path for path in PAGE.iterdir()}  # ours beside those of the live stream
+GREETING = 10.0  # seconds from connecting to hello
+QUEUE = 3  # pictures that wait for a viewer
+
+
+def serve_show(show: Show, host: str, port: int, token: str | None, open_browser: bool = False) -> int:
+    """Show a robot to browsers until Ctrl-C; SIGTERM ends it too. Returns the exit code, 1 if the robot dies.
+
+    Raises UserError for an unsafe or impossible address, a busy port, and a robot that cannot be opened.
+    """
+    check_binding(host, token)
+    ends = contextlib.suppress(KeyboardInterrupt)
+    with contextlib.closing(listen(host, port)) as listener, termination_interrupts(), ends, show:
+        server = uvicorn.Server(configuration(create_app(show, token)))
+        show.on_failure = lambda: setattr(server, "should_exit", True)
+        address = address_of(listener, token)
+        print(f"watch the robot at {address} (Ctrl-C ends)", flush=True)
+        if open_browser:
+            threading.Timer(1.0, webbrowser.open, (address,)).start()
+        server.run(sockets=[listener])
+    if show.failure is not None:
+        print(f"the robot has stopped: {in_words(show.failure)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def background(show: Show, token: str | None = None) -> Iterator[str]:
+    """The same server on loopback in a thread of this process, for tests; gives its address."""
+    with contextlib.closing(listen("127.0.0.1", 0)) as listener, show:
+        server = uvicorn.Server(configuration(create_app(show, token)))
+        thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
+        thread.start()
+        try:
+            while not server.started and thread.is_alive():
+                time.sleep(0.005)
+            yield address_of(listener, token)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+def create_app(show: Show, token: str | None = None) -> FastAPI:
+    """The application of one robot."""
+    guard = Guard(token)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(show.stop)
+
+    app = FastAPI(title="worldmodel robot", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+
+    def check_origin(request: Request) -> None:
+        if (line := guard.foreign(request.headers)) is not None:
+            raise HTTPException(403, line)
+
+    @app.get("/")
+    def index(request: Request) -> Response:
+        check_origin(request)
+        return FileResponse(PAGE / "robot.html", headers=PAGE_HEADERS)
+
+    @app.get("/page/{name}")
+    def page(request: Request, name: str) -> Response:
+        check_origin(request)
+        if name not in FILES:
+            raise HTTPException(404, "no such file")
+        return FileResponse(FILES[name], headers=PAGE_HEADERS)
+
+    @app.get("/health")
+    def health(request: Request) -> Response:
+        check_origin(request)
+        status = "ok" if show.alive else "the robot has stopped"
+        return JSONResponse({"status": status, "viewers": show.viewers}, 200 if show.alive else 503)
+
+    @app.websocket("/ws")
+    async def watch(websocket: WebSocket) -> None:
+        line = guard.refusal(websocket.headers, websocket.query_params)
+        if line is not None:
+            await websocket.send_denial_response(PlainTextResponse(line, 403))
+            return
+        await websocket.accept()
+        with contextlib.suppress(WebSocketDisconnect):
+            await Viewing(websocket, show).run()
+
+    return app
+
+
+@dataclass(slots=True)
+class Viewing:
+    """One page that watches, and may wish."""
+
+    socket: WebSocket
+    show: Show
+
+    async def run(self) -> None:
+        """Until the viewer leaves (WebSocketDisconnect) or breaks the protocol."""
+        outbox = Outbox(QUEUE, 0, lambda: None)
+        try:
+            await self._greeting()
+            self.show.join(outbox)
+        except Full as full:
+            await self._refuse(CLOSE_FULL, str(full))
+            return
+        except (ProtocolError, UserError) as error:
+            await self._refuse(CLOSE_BAD_MESSAGE, in_words(error))
+            return
+        reader, writer = tasks = asyncio.create_task(self._read(outbox)), asyncio.create_task(self._write(outbox))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if outbox.ended and reader.done() and reader.exception() is None:
+                await asyncio.wait([writer], timeout=FAREWELL)
+        finally:
+            self.show.leave(outbox)
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
+                    _log.error("a connection failed", exc_info=result)
+
+    async def _greeting(self) -> None:
+        try:
+            received = await asyncio.wait_for(self._receive(), GREETING)
+        except TimeoutError:
+            raise ProtocolError(f"no hello within {GREETING:g} seconds") from None
+        if not isinstance(received, str) or not isinstance(read(received), Hello):
+            raise ProtocolError("the first message must be a hello")
+
+    async def _read(self, outbox: Outbox) -> None:
+        """Hand wishes on. Ends when a message breaks the protocol; raises WebSocketDisconnect."""
+        while True:
+            received = await self._receive()
+            try:
+                if isinstance(received, bytes):
+                    raise ProtocolError("a binary message: this server reads text only")
+                wish = read(received)
+                if isinstance(wish, Hello):
+                    raise ProtocolError("hello is the first message and comes once")
+                self.show.wish(wish)
+            except UserError as error:
+                outbox.say(write("error", message=in_words(error), fatal=False))
+            except ProtocolError as error:
+                last = write("error", message=in_words(error), fatal=True)
+                outbox.end(CLOSE_BAD_MESSAGE, "bad message", last)
+                return
+
+    async def _write(self, outbox: Outbox) -> None:
+        """Send what waits as fast as the viewer takes it. Raises WebSocketDisconnect."""
+        while True:
+            match await outbox.take():
+                case End(code=code, reason=reason):
+                    await delivered(self.socket.close(code, reason))
+                    return
+                case Message(text=text):
+                    await delivered(self.socket.send_text(text))
+                case picture:
+                    await delivered(self.socket.send_bytes(picture.data))
+
+    async def _receive(self) -> str | bytes:
+        message = await self.socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1006))
+        text = message.get("text")
+        return text if text is not None else message.get("bytes") or b""
+
+    async def _refuse(self, code: int, line: str) -> None:
+        await delivered(self.socket.send_text(write("error", message=line, fatal=True)))
+        await delivered(self.socket.close(code, close_reason(line)))
