@@ -23,6 +23,7 @@ from worldmodel.evaluate.memory_cost import evaluate_memory
 from worldmodel.evaluate.probe import WINDOW
 from worldmodel.evaluate.report import Report
 from worldmodel.evaluate.report_files import write, write_pictures
+from worldmodel.folders import check_outputs
 from worldmodel.models.world import WorldModel, check_device
 from worldmodel.options import check_range, check_seeds, check_threads
 from worldmodel.sampler import with_steps
@@ -57,6 +58,7 @@ def drift(
     check_range(3, frames=frames)
     check_range(3, frames, window=window)
     check_seeds(seeds=seeds)
+    check_outputs(out, file=json)
     world = _load(checkpoint, device, threads)
     found = evaluate_drift(
         world, held_out(data, world, camera), clips=clips, rollouts=starts, frames=frames, window=window,
@@ -106,6 +108,7 @@ def compare(
     check_range(3, frames=frames)
     check_range(3, frames, window=window)
     check_seeds(seeds=seeds)
+    check_outputs(out, keep, file=json)
     chosen = parse_arms(arms)
 
     def open_world(folder: str) -> WorldModel:
@@ -166,6 +169,7 @@ def context(
     check_range(2, visits=visits)
     check_range(1, lead=lead, views=views, rivals=rivals)
     check_seeds(seeds=seeds)
+    check_outputs(out, file=json)
     arms = arms_of(models)
     memories = overrides(memory, arms)
 
@@ -213,6 +217,7 @@ def actions(
     check_range(1, clips=clips, context=context)
     check_range(WINDOW, frames=frames)
     check_seeds(seeds=seeds)
+    check_outputs(out, file=json)
     world = _load(checkpoint, device, threads)
     test = held_out(data, world, camera)
     if train_data is None:
@@ -245,6 +250,7 @@ def latency(
     command = as_typed(latency, locals())
     check_range(1, frames=frames)
     check_seeds(seed=seed)
+    check_outputs(out, file=json)
     found = evaluate_latency(_load(checkpoint, device, threads), frames=frames, short=short, seed=seed)
     return finish(replace(found, command=command), "latency", out, json)
 
@@ -279,6 +285,7 @@ def memory(
     command = as_typed(memory, locals())
     check_range(1, budget=budget, steps=steps, chunk=chunk, width=width, depth=depth, heads=heads)
     check_seeds(seed=seed)
+    check_outputs(out, file=json)
     if checkpoint is None:
         prepare(device, threads)
         world = random_world(size or (8, 8), chunk or 2, width or 192, depth or 6, heads or 6, device=device)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from worldmodel.datasets.evaluate import as_typed, finish, prepare
 from worldmodel.evaluate.report import Metric, Report, Table
+from worldmodel.folders import check_outputs
 from worldmodel.options import check_range, check_seeds
 from worldmodel.policies.adaptation import Adaptation
 from worldmodel.policies.episodes import Robots, Row, Settings, evaluate, open_for
@@ -97,6 +98,7 @@ def recovery_command(
     command = as_typed(recovery_command, locals()).replace("recovery_command", "recovery")
     check_range(1, shifts=shifts, episodes=episodes, trials=trials)
     check_seeds(seed=seed, episode_seed=episode_seed)
+    check_outputs(out, file=json)
     prepare("cpu", threads)
     policy = Policy.find(checkpoint)
     adaptation = Adaptation.find(encoder, policy)

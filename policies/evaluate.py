@@ -16,6 +16,7 @@ from worldmodel.datasets.interrupt import Stopped
 from worldmodel.errors import UserError
 from worldmodel.evaluate.report import Film, Metric, Report, Table
 from worldmodel.evaluate.statistics import mean_interval
+from worldmodel.folders import check_outputs
 from worldmodel.options import check_range, check_seeds
 from worldmodel.pixels import check_video, enlarge, write_video
 from worldmodel.policies.episodes import Case, Evaluated, Robots, Row, Settings, cases, evaluate, open_for
@@ -78,6 +79,7 @@ def policy(
         check_video(video)
     if save is not None and against is not None:
         raise UserError("--save stores the episodes of one policy: evaluate each without --against to save both")
+    check_outputs(out, file=json)
     prepare(device, threads)
     settings = Settings(
         horizon=horizon, parallel=parallel, together=together, delay=delay, chunking=chunking, seed=seed

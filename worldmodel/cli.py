@@ -388,7 +388,9 @@ def kernels_bench(
 
     from worldmodel.datasets.evaluate import finish
     from worldmodel.evaluate.kernel_bench import kernel_bench
+    from worldmodel.folders import check_outputs
 
+    check_outputs(out, file=json)
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
     report = kernel_bench(_world(checkpoint, place, threads), torch.device(place), short=short)
     for note in report.notes[:1]:

@@ -17,6 +17,20 @@ def check_creatable(path: Path) -> None:
         raise UserError(f"{path}: cannot be made, {parent} is no folder that can be written to")
 
 
+def check_outputs(*folders: Path | None, file: Path | None = None) -> None:
+    """Make the folders, and that of the file, before hours go into what they will hold; None stands for none given.
+
+    A UserError for one that cannot be made or written to, and for a file that is a folder.
+    """
+    for folder in (*folders, None if file is None else file.parent):
+        if folder is not None:
+            make_folder(folder)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise UserError(f"{folder}: cannot be written to")
+    if file is not None and file.is_dir():
+        raise UserError(f"{file}: is a folder; give the name of a file")
+
+
 def make_folder(folder: Path) -> None:
     """The folder and those above it; one that cannot be made is a UserError."""
     try:

@@ -9,6 +9,7 @@ from worldmodel.calibration import calibrate
 from worldmodel.datasets.evaluate import as_typed, finish, prepare
 from worldmodel.errors import UserError
 from worldmodel.evaluate.report import Metric, Report, Table
+from worldmodel.folders import check_outputs
 from worldmodel.options import check_range
 from worldmodel.policies.flow_policy import PolicyConfig
 from worldmodel.policies.observation import Interface, Range
@@ -51,6 +52,7 @@ def policy_latency(
         raise UserError(f"--rate must be in (0, 1000], not {rate}")
     if not 0 <= patience_ms <= 1000:
         raise UserError(f"--patience-ms must be in [0, 1000], not {patience_ms}")
+    check_outputs(out, file=json)
     prepare(device, threads)
     policy = untrained(device) if checkpoint is None else find_policy(checkpoint, device)
     served = ServedPolicy(policy, together, "naive")

@@ -4,7 +4,7 @@ import pytest
 from tiny import FROM_CLEAN
 
 from worldmodel.errors import UserError
-from worldmodel.folders import alone, check_creatable, replaced
+from worldmodel.folders import alone, check_creatable, check_outputs, replaced
 
 NAMES = ("config", "weights")
 
@@ -89,3 +89,15 @@ def test_where_nothing_can_be_made(tmp_path):
         check_creatable(tmp_path / "file" / "b")
     with pytest.raises(UserError, match="file/b: cannot be made"), alone(tmp_path / "file" / "b"):
         pass
+
+
+def test_outputs_are_tried_before_the_work(tmp_path):
+    check_outputs(None, tmp_path / "a" / "b", None, file=tmp_path / "c" / "numbers.json")
+    assert (tmp_path / "a" / "b").is_dir() and (tmp_path / "c").is_dir() and not list((tmp_path / "c").iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/x: could not be made \(Not a directory\)"):
+        check_outputs(tmp_path / "file" / "x")
+    with pytest.raises(UserError, match=r"file: could not be made"):
+        check_outputs(None, file=tmp_path / "file" / "numbers.json")
+    with pytest.raises(UserError, match="a: is a folder; give the name of a file"):
+        check_outputs(file=tmp_path / "a")

@@ -20,6 +20,7 @@ from worldmodel.frechet.population import Queue
 from worldmodel.memory import WindowConfig
 from worldmodel.models.dit import DiT
 from worldmodel.models.world import StreamConfig
+from worldmodel.objectives import frechet_forcing
 from worldmodel.objectives.frechet_forcing import LEVEL, NOISE, FrechetForcing, FrechetForcingObjective
 from worldmodel.objectives.own_rollouts import OwnRollouts
 from worldmodel.optim import AdamW
@@ -231,6 +232,51 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
         model.patch_out.bias.fill_(0.0)
     (update,) = o.updates(clips(4))
     assert o.in_a_row == 0 and float(update.metrics["skipped"]) == 3
+
+
+def test_all_ranks_skip_a_step_of_which_one_has_a_bad_gradient(monkeypatch):
+    _, o = objective(config())
+    o.begin(endless())
+    monkeypatch.setattr(frechet_forcing, "on_all_ranks", lambda fine, device: not fine)  # another rank's is bad
+    (nothing,) = o.updates(clips(0))
+    assert (nothing.count, o.skipped) == (0, 1)
+
+
+class Blind(Pooled):
+    """Sees nothing in real clips."""
+
+    def __call__(self, latents: Tensor) -> Tensor:
+        return super().__call__(latents) * torch.nan
+
+
+def test_what_cannot_go_well_ends_before_the_first_step():
+    _, o = objective(config())
+    o.maps["pooled"] = Blind()
+    with pytest.raises(UserError, match="Frechet forcing: pooled of real clips: features are not finite in"):
+        o.begin(endless())
+    _, o = objective(config(rollouts=OwnRollouts(lengths=((0, 3), (500, 4))), population=Queue(capacity=14)))
+    with pytest.raises(UserError, match=r"rollouts of 4 chunks, from step 500 on: context: .* of 16 samples is more"):
+        o.begin(endless())
+    with pytest.raises(UserError, match="no encoder can be called 'context'"):
+        config(encoders=("folder/context.pt",))
+
+
+def test_a_reference_of_another_encoder_under_the_same_name_is_refused():
+    _, o = objective(config())
+    o.begin(endless())
+    state = o.state_dict()
+    _, same = objective(config())
+    same.load_state_dict(state)
+    _, other = objective(config())
+
+    class Mirrored(Pooled):
+        def __call__(self, latents: Tensor) -> Tensor:
+            return super().__call__(latents.flip(-2))
+
+    other.maps["pooled"] = Mirrored()
+    with pytest.raises(UserError, match="Frechet forcing: pooled is another feature map now"):
+        other.load_state_dict(state)
+    other.load_state_dict({key: value for key, value in state.items() if not key.endswith(".mark")})  # an older one
 
 
 def test_bad_configurations_and_checkpoints():

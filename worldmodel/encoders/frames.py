@@ -4,15 +4,16 @@ Pictures are [N, 3, H, W], uint8 in 0..255 or float in [-1, 1]. Features of floa
 encoders' own weights are frozen. The name of a metric or of a loss says which encoder made it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from worldmodel.encoders.lite0 import Lite0
-from worldmodel.errors import UserError
+from worldmodel.errors import Diverged, UserError, out_of_memory
 from worldmodel.models.autoencoder import Autoencoder
 from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.serial import read_json
@@ -142,19 +143,31 @@ class LocalEncoder:
     MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
     def __init__(self, path: Path, size: int = 224, device: torch.device | str = "cpu") -> None:
-        self.name, self.size, self.path, self.device = path.stem.replace("-", "_"), size, path, device
+        self.name, self.size, self.path, self.device = encoder_name(str(path)), size, path, device
         self.net, self.pooled = _transformers(path, device) if path.is_dir() else (_torchscript(path, device), False)
         for parameter in self.net.parameters():
             parameter.requires_grad_(False)
+        with torch.no_grad():  # before anything costs time: a grey picture, to see whether it takes this size at all
+            self.features(torch.zeros(1, 3, size, size))
 
     def features(self, pixels: Tensor) -> Tensor:
         x = (_resized(unit(pixels.to(self.device)), self.size) + 1) / 2
         x = (x - x.new_tensor(self.MEAN)[:, None, None]) / x.new_tensor(self.DEVIATION)[:, None, None]
         x = x.contiguous(memory_format=torch.channels_last)
-        out = self.net(x).pooler_output if self.pooled else self.net(x)
-        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(pixels):
+        out = self._run(x)
+        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(pixels) or not out.shape[1]:
             raise UserError(f"{self.path}: an encoder must return features [N, D], this one does not")
         return out.float()
+
+    def _run(self, x: Tensor) -> Any:
+        """What the network gives for its input; what goes wrong in a file of anyone's is told in one line."""
+        try:
+            return self.net(x).pooler_output if self.pooled else self.net(x)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise UserError(f"{self.path}: the encoder cannot take pictures of {list(x.shape)} ({reason})") from error
 
 
 def _torchscript(path: Path, device: torch.device | str) -> nn.Module:
@@ -183,6 +196,24 @@ def _transformers(path: Path, device: torch.device | str) -> tuple[nn.Module, bo
     return net.eval().to(device), True
 
 
+def encoder_name(choice: str) -> str:
+    """What the encoder of that choice is called in the names of metrics."""
+    return Path(choice).stem.replace("-", "_")
+
+
+def check_encoders(what: str, choices: Sequence[str]) -> None:
+    """A UserError unless the choices are different encoders, of different names: metrics and losses go by these."""
+    named: dict[str, str] = {}
+    for choice in choices:
+        name = encoder_name(choice)
+        if not name:
+            raise UserError(f"{what}: '{choice}' names no encoder")
+        if name in named:
+            pair = choice if choice == named[name] else f"{named[name]} and {choice}"
+            raise UserError(f"{what}: encoders {tuple(choices)} name one twice ('{name}': {pair})")
+        named[name] = choice
+
+
 def open_encoder(choice: str, tokenizer: Tokenizer, device: torch.device | str = "cpu") -> Encoder:
     """lite0; autoencoder or autoencoder_hidden (the model's own tokenizer); the path of a TorchScript file or of a
     transformers folder.
@@ -202,5 +233,12 @@ def open_encoder(choice: str, tokenizer: Tokenizer, device: torch.device | str =
 
 @torch.no_grad()
 def features_of(encoder: Encoder, pixels: Tensor, batch: int = 32) -> Tensor:
-    """Features [N, D] fp64, on the CPU, of any number of pictures [N, 3, H, W], a few at a time."""
-    return torch.cat([encoder.features(piece).cpu().double() for piece in pixels.split(batch)])
+    """Features [N, D] fp64, on the CPU, of any number of pictures [N, 3, H, W], a few at a time.
+
+    Diverged, with the encoder's name, if they are not finite.
+    """
+    found = torch.cat([encoder.features(piece).cpu().double() for piece in pixels.split(batch)])
+    bad = int((~torch.isfinite(found)).any(1).sum())
+    if bad:
+        raise Diverged(f"encoder {encoder.name}: features of {bad} of {len(found)} pictures are not finite")
+    return found

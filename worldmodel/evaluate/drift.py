@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from worldmodel.encoders.frames import Lite0Encoder, open_encoder
+from worldmodel.encoders.frames import Lite0Encoder, check_encoders, open_encoder
 from worldmodel.errors import UserError
 from worldmodel.evaluate.continuation import whole_chunks
 from worldmodel.evaluate.drift_page import figures, films, notes, sheet
@@ -52,6 +52,7 @@ def evaluate_drift(
             f"drift: counts must be at least 1, window at least 3 and at most frames; got clips {clips}, horizon "
             f"{horizon}, rollouts {rollouts}, frames {frames}, window {window}, windows {windows}, context {context}"
         )
+    check_encoders("drift", encoders)
     judges = tuple(open_encoder(choice, world.tokenizer, world.device) for choice in encoders)
     made = clips * len(seeds) * whole_chunks(world, horizon) * world.pixel_frames
     with progress_bar("short continuations", made, shown=not quiet) as progress:

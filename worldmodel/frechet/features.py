@@ -79,9 +79,11 @@ class DecodedFeatures:
         if isinstance(tokenizer, nn.Module):
             tokenizer.requires_grad_(False)
         seen = (height * tokenizer.spatial, width * tokenizer.spatial)
-        with torch.no_grad():  # one grey picture, for the number of its features
-            dimension = encoder.features(torch.zeros(1, 3, *seen)).shape[1]
-        self.source = Source(encoder.name, (encoder.size or seen[0], encoder.size or seen[1]), dimension)
+        with torch.enable_grad():  # one grey picture, for the number of its features
+            found = encoder.features(torch.zeros(1, 3, *seen, requires_grad=True))
+        if not found.requires_grad:
+            raise UserError(f"encoder {encoder.name}: its features carry no gradient to the pictures, none can train")
+        self.source = Source(encoder.name, (encoder.size or seen[0], encoder.size or seen[1]), found.shape[1])
 
     def __call__(self, latents: Tensor) -> Tensor:
         """Latents [B, T, C, H, W] of whole clips -> features [B, F // stride, D] of their pixel frames."""
@@ -103,4 +105,10 @@ class DecodedFeatures:
         rows = torch.arange(pixels.shape[0], device=pixels.device)[:, None]
         frames = torch.arange(pixels.shape[1] // self.stride, device=pixels.device) * self.stride + rows % self.stride
         seen = pixels[rows, frames]
-        return self.encoder.features(seen.flatten(0, 1)).unflatten(0, seen.shape[:2])
+        features = self.encoder.features(seen.flatten(0, 1))
+        if features.shape[1] != self.source.dimension:
+            raise UserError(
+                f"encoder {self.source.encoder}: gives {features.shape[1]} features for {len(features)} pictures, "
+                f"{self.source.dimension} for one"
+            )
+        return features.unflatten(0, seen.shape[:2])

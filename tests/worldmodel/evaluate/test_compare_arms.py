@@ -22,6 +22,7 @@ ARMS = (Arm("noisy", ("n0", "n1")), Arm("exact", ("e0", "e1")))
         (("=x", "b=y"), "arm '=x': give NAME=FOLDER"),
         (("a=x,,y", "b=y"), "arm 'a=x,,y': give NAME=FOLDER"),
         (("a=x", "a=y"), "arm 'a' is named twice"),
+        (("a=x,y", "b=z,w/../z"), "arm 'b=z,w/../z': names a folder twice"),
         (("a=x",), "arms given: 1; 2 or more are needed"),
         (("a/b=x", "c=y"), "holds no '/'"),
         (("recorded=x", "c=y"), "is not 'recorded'"),

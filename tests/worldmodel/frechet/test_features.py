@@ -8,6 +8,7 @@ from worldmodel.errors import UserError
 from worldmodel.frechet.bank import Source
 from worldmodel.frechet.distance import Frechet
 from worldmodel.frechet.features import DecodedFeatures, LatentStatistics
+from worldmodel.frechet.mark import check_mark, mark_of
 from worldmodel.models.autoencoder import AutoencoderConfig
 
 
@@ -98,3 +99,39 @@ def test_descent_through_lite0_changes_latents_until_the_frames_look_alike(token
     (slope,) = torch.autograd.grad(first, z)
     moved = z.detach() - 0.05 * first.item() / slope.square().sum() * slope
     assert to(phi(moved).flatten(0, 1)).item() < 0.98 * first.item()
+
+
+class Rounded:
+    """Whole numbers have no slope."""
+
+    name, size = "rounded", None
+
+    def features(self, pixels):
+        return pixels.mean((2, 3)).long().float()
+
+
+class Varying:
+    """Another number of features for several pictures than for one."""
+
+    name, size = "varying", None
+
+    def features(self, pixels):
+        return pixels.mean((2, 3))[:, : 3 if len(pixels) == 1 else 2]
+
+
+def test_encoders_that_cannot_train_are_refused(tokenizer):
+    with pytest.raises(UserError, match="encoder rounded: its features carry no gradient"):
+        DecodedFeatures(Rounded(), tokenizer, 6, 8)
+    with pytest.raises(UserError, match="encoder varying: gives 2 features for 6 pictures, 3 for one"):
+        DecodedFeatures(Varying(), tokenizer, 6, 8)(latents())
+
+
+def test_a_mark_tells_feature_maps_apart_and_bears_rounding():
+    phi = LatentStatistics(channels=2, height=4, width=6)
+    mark = mark_of(phi, (2, 4, 6), 3, torch.device("cpu"))
+    torch.testing.assert_close(mark, mark_of(phi, (2, 4, 6), 1, torch.device("cpu")), rtol=0, atol=0)
+    assert mark.shape == (phi.source.dimension,) and float(mark.abs().min()) > 0
+    check_mark("here", mark, mark + 0.009 * mark.abs().max())
+    for other in (mark * 1.02, mark.flip(0), mark[:3], mark * torch.nan):
+        with pytest.raises(UserError, match="here is another feature map now"):
+            check_mark("here", mark, other)

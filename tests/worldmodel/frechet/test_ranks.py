@@ -14,7 +14,7 @@ from worldmodel.frechet.distance import Frechet
 from worldmodel.frechet.loss import FrechetLoss, Term
 from worldmodel.frechet.moments import Moments
 from worldmodel.frechet.population import Average, Queue
-from worldmodel.frechet.ranks import gather_features, merge_moments, scale_gradient
+from worldmodel.frechet.ranks import gather_features, merge_moments, on_all_ranks, scale_gradient
 
 PARTS = (slice(0, 5), slice(5, 12))  # ranks with unequal parts
 WEIGHT = sample(3, 3, 50)  # what is trained: features = rows @ weight
@@ -63,7 +63,9 @@ def one_of_two(rank, port, folder):
         loss(bad)
     except Diverged:
         skipped = True
-    torch.save((gathered, merged.mean, merged.covariance, merged.count, found, state, skipped), folder / f"{rank}.pt")
+    agreed = (on_all_ranks(True), on_all_ranks(rank == 0), on_all_ranks(False))
+    moments = (merged.mean, merged.covariance, merged.count)
+    torch.save((gathered, *moments, found, state, skipped, agreed), folder / f"{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -81,7 +83,8 @@ def test_two_ranks_equal_one(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0]
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     rows, whole = sample(12, 3, 80), Moments.of(sample(12, 3, 80))
-    for gathered, mean, covariance, count, found, end, skipped in ranks:
+    for gathered, mean, covariance, count, found, end, skipped, agreed in ranks:
+        assert agreed == (True, False, False)
         assert torch.equal(gathered, rows)
         torch.testing.assert_close(mean, whole.mean, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(covariance, whole.covariance, rtol=1e-12, atol=1e-12)

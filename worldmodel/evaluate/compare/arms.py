@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -31,6 +32,8 @@ def parse_arms(texts: Sequence[str], least: int = 2) -> tuple[Arm, ...]:
         folders = tuple(folder.strip() for folder in rest.split(","))
         if not sign or not name.strip() or not all(folders):
             raise UserError(f"arm '{text}': give NAME=FOLDER,FOLDER,... with a folder for each training seed")
+        if len({Path(folder).resolve() for folder in folders}) < len(folders):
+            raise UserError(f"arm '{text}': names a folder twice; every folder is a training seed of its own")
         if "/" in name or name.strip() == "recorded":
             raise UserError(f"arm '{text}': a name is not 'recorded' and holds no '/'; metrics are called ARM/MEASURE")
         if name.strip() in [arm.name for arm in arms]:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from worldmodel.encoders.frames import open_encoder
+from worldmodel.encoders.frames import check_encoders, open_encoder
 from worldmodel.errors import UserError
 from worldmodel.evaluate.compare.arms import Arm, Measured, Open, check_same
 from worldmodel.evaluate.compare.bench import Bench, CompareSettings, prepare
@@ -88,8 +88,9 @@ def _check(
         )
     if not 0 <= readable <= 1:
         raise UserError(f"compare: readable must be in [0, 1], not {readable}")
-    if not encoders or len(set(encoders)) < len(encoders):
-        raise UserError(f"compare: give different encoders, one or more, not {list(encoders)}")
+    if not encoders:
+        raise UserError("compare: give an encoder, or several")
+    check_encoders("compare", encoders)
 
 
 def _reader(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from worldmodel.encoders.frames import Encoder, features_of
+from worldmodel.encoders.frames import Encoder, check_encoders, features_of
 from worldmodel.errors import UserError
 from worldmodel.evaluate.metrics import EXACT
 from worldmodel.evaluate.recordings import Pixels
@@ -128,6 +128,7 @@ def measure_of(choice: str, real: Pixels, open_encoder: Callable[[str], Encoder]
 
 
 def check_measures(choices: Sequence[str]) -> None:
-    """A UserError unless they are one or more different names."""
-    if not choices or len(set(choices)) < len(choices):
-        raise UserError(f"context: give different measures, one or more, not {list(choices)}")
+    """A UserError unless they are one or more of different names."""
+    if not choices:
+        raise UserError("context: give a measure, or several")
+    check_encoders("context", choices)
