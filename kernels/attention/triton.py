@@ -66,6 +66,16 @@ def _turned(x, cos, sin, turn, BACK: tl.constexpr, D: tl.constexpr, INTERLEAVED:
 
 
 @triton.jit
+def _keep_turned(
+    x_place, here, cos, sin, turn, y_place, D: tl.constexpr, INTERLEAVED: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
+    """Stores a tile of queries as a segment with a turn looks at it."""
+    x = tl.load(x_place, mask=here[:, None], other=0.0)
+    y = _turned(x, cos, sin, turn, False, D, INTERLEAVED, ACC)
+    tl.store(y_place, y.to(x.dtype), mask=here[:, None])
+
+
+@triton.jit
 def forward_kernel(
     q, keys, values, valid, cos, sin, turned, out, lse,
     heads, group, queries, scale,
@@ -83,9 +93,8 @@ def forward_kernel(
     out_row, out_place = b * out_b + h * out_h, i[:, None] * out_n + d[None, :]
     for s in tl.static_range(len(keys)):  # first, while registers are free
         if cos[s] is not None:
-            x = tl.load(q_place, mask=here[:, None], other=0.0)
-            y = _turned(x, cos[s], sin[s], b % rows[s] * turn_b[s], False, D, INTERLEAVED, ACC)
-            tl.store(turned[s] + out_row + out_place, y.to(x.dtype), mask=here[:, None])
+            turn, to = b % rows[s] * turn_b[s], turned[s] + out_row + out_place
+            _keep_turned(q_place, here, cos[s], sin[s], turn, to, D, INTERLEAVED, ACC)
     tl.debug_barrier()  # other threads of this program will read them
     top = tl.full((BM,), float("-inf"), ACC)
     total = tl.zeros((BM,), ACC)
@@ -103,8 +112,9 @@ def forward_kernel(
             there = j < lengths[s]
             if valid[s] is not None:
                 there = there & tl.load(valid[s] + p * valid_b[s] + j // runs[s], mask=there, other=0).to(tl.int1)
-            k = tl.load(k_base + j[None, :] * k_n[s] + d[:, None], mask=there[None, :], other=0.0)
-            logit = tl.dot(x, k, input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
+            k = tl.load(k_base + j[:, None] * k_n[s] + d[None, :], mask=there[:, None], other=0.0)
+            # As the backward does it, to the order of the sum: a large logit that differs is another weight.
+            logit = tl.dot(x, tl.trans(k), input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
             seen = there[None, :]
             if chunks[s] is not None:
                 seen = seen & (j[None, :] < limit[:, None])
@@ -141,9 +151,8 @@ def queries_kernel(
     out_row, out_place = b * out_b + h * out_h, i[:, None] * out_n + d[None, :]
     for s in tl.static_range(len(keys)):  # first, while registers are free
         if cos[s] is not None:
-            x = tl.load(q_place, mask=here[:, None], other=0.0)
-            y = _turned(x, cos[s], sin[s], b % rows[s] * turn_b[s], False, D, INTERLEAVED, ACC)
-            tl.store(turned[s] + out_row + out_place, y.to(x.dtype), mask=here[:, None])
+            turn, to = b % rows[s] * turn_b[s], turned[s] + out_row + out_place
+            _keep_turned(q_place, here, cos[s], sin[s], turn, to, D, INTERLEAVED, ACC)
     tl.debug_barrier()  # other threads of this program will read them
     o = tl.load(out + out_row + out_place, mask=here[:, None], other=0.0)
     do = tl.load(grad + b * grad_b + h * grad_h + i[:, None] * grad_n + d[None, :], mask=here[:, None], other=0.0)
