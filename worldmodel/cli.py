@@ -73,7 +73,7 @@ COMMANDS = {
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
 GROUPS = ("evaluate", "face", "kernels")  # of commands with two words
-RUN_MODELS = ("demo", "robot-demo", "trials", "rollout", "serve", "evaluate")  # these have --backend, as has train
+RUN_MODELS = ("demo", "robot-demo", "trials", "rollout", "serve", "serve-policy", "swap", "evaluate")  # have --backend
 SHIPPED = Path(__file__).resolve().parent.parent / "demos" / "models" / "doom"
 CONFIGS = SHIPPED.parent.parent.parent / "configs"
 SHIPPED_BASE = SHIPPED.with_name("doom_base")  # the same model before its training on its own rollouts
