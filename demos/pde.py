@@ -35,6 +35,7 @@ from worldmodel.errors import UserError
 from worldmodel.evaluate.report import Metric, Report
 from worldmodel.evaluate.report_files import write
 from worldmodel.evaluate.statistics import bootstrap
+from worldmodel.folders import check_outputs, make_folder
 from worldmodel.memory.last_frame import LastFrameConfig
 from worldmodel.models.fno import FNO, FNOConfig
 from worldmodel.models.one_step import Apply
@@ -43,12 +44,14 @@ from worldmodel.objectives.hero import Hero
 from worldmodel.objectives.pushforward import Pushforward
 from worldmodel.objectives.unrolled import Deployment, RolloutError, Unroll
 from worldmodel.optim import AdamW, Schedule
+from worldmodel.options import check_range
 from worldmodel.serial import read_json, to_json, write_json
 from worldmodel.weights import load_into, read_tensors, write_tensors
 
 UNROLL = Unroll(stream=Deployment(sampler=Apply(), memory=LastFrameConfig()))
 MODEL = FNOConfig(points=32, width=8, modes=8, depth=2, hidden=16)
 THRESHOLD = 0.5  # of the error relative to the fields' root mean square: the end of a stable rollout
+MAX_SEED = 2**32  # every seed has 2^21 steps of clips of its own, numbered in 64 bits
 Floats = NDArray[np.float64]
 
 
@@ -170,7 +173,7 @@ def perform(experiment: Experiment, arm: str | None, seeds: Sequence[int], out: 
     }
     cards = [out / f"seed_{seed}" / f"{arm or 'base'}.json" for seed in seeds]
     for card in (card for card in cards if card.is_file()):
-        if read_json(card)["settings"] != settings:
+        if _read(card)["settings"] != settings:
             raise UserError(f"{card}: was made with other settings; choose another --out")
     if all(card.is_file() for card in cards):
         print(f"{arm or 'base'}: done before", flush=True)
@@ -189,7 +192,7 @@ def perform(experiment: Experiment, arm: str | None, seeds: Sequence[int], out: 
     for card, model, state in zip(cards, models, together.states(), strict=True):
         load_into(model, state, "the trained operator")
         tested = errors(model, frames, "test", experiment.tests, experiment.horizon)
-        card.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(card.parent)
         write_tensors(model.state_dict(), card.with_suffix(".safetensors"))
         # An error that overflows is written as a number: JSON has none for infinity.
         write_json({"settings": settings, "spent": spent, "errors": np.minimum(tested, 1e6).round(6).tolist()}, card)
@@ -197,11 +200,18 @@ def perform(experiment: Experiment, arm: str | None, seeds: Sequence[int], out: 
         print(f"{card}: {updates} updates, CPU {spent['cpu']:.0f} s for all seeds, stable for {mean:.1f}", flush=True)
 
 
+def _read(card: Path) -> dict[str, Any]:
+    found = read_json(card)
+    if not isinstance(found, dict) or not {"settings", "spent", "errors"} <= found.keys():
+        raise UserError(f"{card}: not what a finished arm has left; delete it to train that arm again")
+    return found
+
+
 def summarise(command: str, experiment: Experiment, seeds: Sequence[int], arms: Sequence[str], out: Path) -> Report:
     """Stable times of all arms and seeds, and their ratios; intervals are over test trajectories."""
     interval, metrics, times = experiment.data(2).interval, {}, {}
     for arm in ("base", *arms):
-        cards = [read_json(out / f"seed_{seed}" / f"{arm}.json") for seed in seeds]
+        cards = [_read(out / f"seed_{seed}" / f"{arm}.json") for seed in seeds]
         times[arm] = np.stack([stable_times(np.array(card["errors"]), interval) for card in cards])  # [seeds, tests]
         metrics[f"stable_time__{arm}"] = _mean(times[arm])
         metrics[f"cpu_seconds__{arm}"] = Metric(cards[0]["spent"]["cpu"], "s, all seeds")
@@ -234,7 +244,7 @@ def plot(experiment: Experiment, seeds: Sequence[int], arms: Sequence[str], out:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     interval = experiment.data(2).interval
     for place, arm in enumerate(("base", *arms)):
-        found = np.array([read_json(out / f"seed_{seed}" / f"{arm}.json")["errors"] for seed in seeds])
+        found = np.array([_read(out / f"seed_{seed}" / f"{arm}.json")["errors"] for seed in seeds])
         time = interval * np.arange(1, 1 + found.shape[2])
         for n, error in enumerate(np.median(found, 1)):
             left.plot(time, error, color=f"C{place}", lw=0.9, label=arm if n == 0 else None)
@@ -247,14 +257,25 @@ def plot(experiment: Experiment, seeds: Sequence[int], arms: Sequence[str], out:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    experiment = Experiment(base=arguments.base, budget=arguments.budget)
     seeds, arms, out = arguments.seeds, arguments.arms, arguments.out
+    file, picture = arguments.json or out / "compare.json", arguments.plot or out / "compare.png"
+    check_range(1, base=arguments.base, budget=arguments.budget)
+    for seed in seeds:
+        check_range(0, MAX_SEED, seeds=seed)
+    for name, values in (("seeds", seeds), ("arms", arms)):
+        if len(set(values)) < len(values):
+            raise UserError(f"--{name} takes different ones, not '{' '.join(map(str, values))}'")
+    if picture.suffix not in (".png", ".pdf", ".svg"):
+        raise UserError(f"{picture}: a plot is .png, .pdf or .svg")
+    check_outputs(out, file=file)
+    check_outputs(file=picture)
+    experiment = Experiment(base=arguments.base, budget=arguments.budget)
     torch.set_num_threads(1)
     for arm in (None, *arms):  # the base first
         perform(experiment, arm, seeds, out)
     report = summarise(f"python demos/pde.py {' '.join(sys.argv[1:])}", experiment, seeds, arms, out)
-    write(report, arguments.json or out / "compare.json")
-    plot(experiment, seeds, arms, out, arguments.plot or out / "compare.png")
+    write(report, file)
+    plot(experiment, seeds, arms, out, picture)
     print("\n".join(report.lines()))
 
 

@@ -99,3 +99,35 @@ def test_errors_are_relative_to_the_fields():
 def test_stable_times():
     error = np.array([[0.1, 0.6, 0.2, 0.9], [0.7, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, np.inf]])
     assert pde.stable_times(error, 2.0).tolist() == [4.0, 2.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--seeds -1", "--seeds must be in [0, 4294967296], not -1"),
+        ("--seeds 99999999999999999999", "--seeds must be in [0, 4294967296], not 9"),
+        ("--seeds 0 1 0", "--seeds takes different ones, not '0 1 0'"),
+        ("--arms hero hero", "--arms takes different ones, not 'hero hero'"),
+        ("--base 0", "--base must be at least 1, not 0"),
+        ("--budget -3", "--budget must be at least 1, not -3"),
+        ("--out FILE", "file: could not be made"),
+        ("--json FILE/x.json", "file: could not be made"),
+        ("--plot FILE/x.png", "file: could not be made"),
+        ("--plot x.nix", "x.nix: a plot is .png, .pdf or .svg"),
+    ],
+)
+def test_bad_arguments_are_told_before_anything_is_trained(options, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    words = [word.replace("FILE", str(tmp_path / "file")) for word in options.split()]
+    monkeypatch.setattr("sys.argv", ["pde", "compare", "--out", str(tmp_path / "out"), *words])
+    monkeypatch.setattr(pde, "perform", None)
+    assert pde.main() == 2
+    told = capsys.readouterr().err
+    assert message in told and told.startswith("pde: ") and told.count("\n") == 1
+
+
+def test_a_card_that_is_none_is_named(tmp_path):
+    (tmp_path / "seed_0").mkdir()
+    (tmp_path / "seed_0" / "base.json").write_text("[]")
+    with pytest.raises(UserError, match=r"base\.json: not what a finished arm has left"):
+        pde.perform(pde.Experiment(), None, [0], tmp_path)
