@@ -13,7 +13,7 @@ from worldmodel.datasets.heads.shape import Shape
 
 def landmarks(face: Face, expression: Expression, shape: Shape) -> Tensor:
     """[B, 68, 3] in the frame of the head, half heights of it."""
-    f, e = face.columns(), expression.columns()
+    f, e = face, expression
     rows, device = face.rows, face.jaw.device
 
     def line(*values: float) -> Tensor:

@@ -75,9 +75,9 @@ class Parameters:
             if wrong.any():
                 row = int(wrong.nonzero()[0, 0])
                 raise UserError(
-                    f"{type(self).__name__}.{name} must be in [{low:g}, {high:g}], not {float(values[row]):g} (row {row})"
+                    f"{type(self).__name__}.{name} must be in [{low:g}, {high:g}], not {values[row]:g} in row {row}"
                 )
 
-    def columns(self) -> dict[str, Tensor]:
-        """Every field as [B, 1], to be broadcast over places."""
-        return {each.name: getattr(self, each.name)[:, None] for each in fields(self)}
+    def __getitem__(self, name: str) -> Tensor:
+        """A field as [B, 1], to be broadcast over places."""
+        return getattr(self, name)[:, None]

@@ -22,7 +22,7 @@ class Face(Parameters):
 
     PURPOSE: ClassVar[int] = 1
 
-    jaw: Tensor = between(-0.17, 0.03)  # bulge of the jaw's corners
+    jaw: Tensor = between(-0.2, 0.04)  # bulge of the jaw's corners
     cheeks: Tensor = between(-0.07, 0.05)  # bulge beside the mouth
     cheekbones: Tensor = between(0.0, 0.06)
     temples: Tensor = between(-0.08, 0.02)
@@ -33,27 +33,27 @@ class Face(Parameters):
     brow_ridge: Tensor = between(0.0, 0.06)
     eye_x: Tensor = between(0.36, 0.47)  # from the middle of the face to that of an eye
     eye_y: Tensor = between(-0.07, 0.03)
-    eye_width: Tensor = between(0.125, 0.175)  # half of it
-    eye_height: Tensor = between(0.045, 0.085)  # half of it, wide awake
+    eye_width: Tensor = between(0.135, 0.195)  # half of it
+    eye_height: Tensor = between(0.055, 0.105)  # half of it, wide awake
     eye_tilt: Tensor = between(-0.22, 0.22)  # outer corner up
     socket: Tensor = between(0.02, 0.08)  # depth
-    iris: Tensor = between(0.055, 0.075)  # radius
+    iris: Tensor = between(0.062, 0.085)  # radius
     iris_colour: Tensor = between(0.0, 1.0)  # brown, hazel, green, blue, grey
     lashes: Tensor = between(0.2, 1.0)
-    brow_gap: Tensor = between(0.13, 0.2)  # above the eye
-    brow_thickness: Tensor = between(0.018, 0.05)
+    brow_gap: Tensor = between(0.15, 0.23)  # above the eye
+    brow_thickness: Tensor = between(0.025, 0.07)
     brow_length: Tensor = between(0.15, 0.22)
     brow_arch: Tensor = between(0.0, 0.05)
     brow_tilt: Tensor = between(-0.25, 0.2)
-    brow_dark: Tensor = between(0.45, 1.0)
+    brow_dark: Tensor = between(0.5, 1.0)
     nose_length: Tensor = between(0.26, 0.4)  # of its tip below the eyes
     nose_width: Tensor = between(0.085, 0.165)
     nose_bridge: Tensor = between(0.03, 0.13)  # bulge
     nose_tip: Tensor = between(0.13, 0.28)  # bulge
     mouth_y: Tensor = between(0.53, 0.62)
-    mouth_width: Tensor = between(0.19, 0.31)  # half of it
-    lip_upper: Tensor = between(0.022, 0.06)  # thickness
-    lip_lower: Tensor = between(0.03, 0.085)
+    mouth_width: Tensor = between(0.2, 0.34)  # half of it
+    lip_upper: Tensor = between(0.025, 0.07)  # thickness
+    lip_lower: Tensor = between(0.035, 0.095)
     lip_bow: Tensor = between(0.0, 0.45)
     lip_red: Tensor = between(0.15, 1.0)
     folds: Tensor = between(0.0, 0.9)  # from the nose to the mouth's corners

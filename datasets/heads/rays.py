@@ -13,9 +13,9 @@ STEPS = 7
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Where rays end, in the frame of the head. Without a hit all but `hit` mean nothing."""
+    """Where rays end, in the frame of the head; those that just miss it end where they come nearest."""
 
-    hit: Tensor  # [B, N] bool
+    cover: Tensor  # [B, N] in 0..1: 1 for a hit, and falling to 0 over a pixel beside the head
     direction: tuple[Tensor, Tensor, Tensor]  # [B, N] each, u
     normal: tuple[Tensor, Tensor, Tensor]  # [B, N] each, unit
     hair: Tensor  # [B, N] in 0..1
@@ -42,11 +42,13 @@ def places(pose: Pose, points: Tensor) -> Tensor:
     return seen + torch.stack((pose.x, pose.y), -1)[:, None]
 
 
-def meet(shape: Shape, turned: Tensor, x: Tensor, y: Tensor) -> Hits:
+def meet(shape: Shape, turned: Tensor, x: Tensor, y: Tensor, pixel: Tensor) -> Hits:
     """First hits of the rays through (x, y) [B, N], from the head's centre in half heights of the head.
 
-    turned: `rotation`, [B, 3, 3]. In coordinates where the ellipsoid is a unit sphere a ray is q = a + t e, and |q| is
-    convex along it, so that Newton's steps from outside stop before a sphere's surface; bulges shorten them.
+    turned: `rotation`, [B, 3, 3]. pixel: the distance of neighbouring rays, [B, 1].
+
+    In coordinates where the ellipsoid is a unit sphere a ray is q = a + t e, and |q| is convex along it, so that
+    Newton's steps from outside stop before a sphere's surface; bulges shorten them.
     """
     e = turned[:, 2, :, None] / shape.radii  # [B, 3, 1], towards the viewer
     a = [(turned[:, 0, i, None] * x + turned[:, 1, i, None] * y) / shape.radii[:, i] for i in range(3)]
@@ -54,23 +56,27 @@ def meet(shape: Shape, turned: Tensor, x: Tensor, y: Tensor) -> Hits:
     ae = a[0] * e[:, 0] + a[1] * e[:, 1] + a[2] * e[:, 2]
     aa = a[0] * a[0] + a[1] * a[1] + a[2] * a[2]
     inside = ae * ae - ee * (aa - shape.largest**2)
-    t = (inside.clamp(min=0).sqrt() - ae) / ee
-    least = 0.45 * ee.sqrt()
-    q, length, gap = a, aa, aa
+    t = (inside.clamp(min=0).sqrt_() - ae) / ee
+    least, most = 0.45 * ee.sqrt(), 8 * ee.sqrt()
+    q, length, gap, before, moved = a, aa, aa, aa, None
     for step in range(STEPS + 1):
         q = [torch.addcmul(a[i], t, e[:, i]) for i in range(3)]
-        square = q[0] * q[0] + q[1] * q[1] + q[2] * q[2]
-        length = square.clamp(min=1e-12).sqrt()
-        near = 1 / (length + q[2]).clamp(min=1e-3)
+        length = torch.addcmul(q[0] * q[0], q[1], q[1]).addcmul_(q[2], q[2]).sqrt_()
+        near = (length + q[2]).clamp_(min=1e-3).reciprocal_()
         gap = length - shape.at(q[0] * near, q[1] * near, slice(RADIUS, RADIUS + 1))[:, 0]
         if step < STEPS:
-            slope = torch.maximum((ae + t * ee) / length, least)
-            t = t - 0.85 * gap / slope
-    hit = (inside > 0) & (gap < 0.03)
-    return _surface(shape, q, length, hit)
+            slope = torch.addcmul(ae, t, ee).div_(length)
+            steep = slope.maximum(least)
+            if moved is not None:  # where the radius grows along the ray, as the last step has shown
+                grown = torch.where(moved.abs() > 1e-5, (before - gap) / moved, 0.0)
+                steep = steep.maximum(grown.clamp_(max=most))
+            moved = torch.where(slope > 0, (0.9 * gap).div_(steep), 0.0)
+            t, before = t - moved, gap
+    beside = gap - 0.02
+    return _surface(shape, q, length, (1 - beside * (0.8 / pixel)).clamp_(0, 1))
 
 
-def _surface(shape: Shape, q: list[Tensor], length: Tensor, hit: Tensor) -> Hits:
+def _surface(shape: Shape, q: list[Tensor], length: Tensor, cover: Tensor) -> Hits:
     """Direction, normal and what the map says where the points q of the unit sphere's frame are."""
     u = [part / length for part in q]
     near = 1 / (1 + u[2]).clamp(min=1e-3)
@@ -86,4 +92,4 @@ def _surface(shape: Shape, q: list[Tensor], length: Tensor, hit: Tensor) -> Hits
         (u[2] + along * (u[2] + 1)) / shape.radii[:, 2],
     ]
     norm = torch.rsqrt((n[0] * n[0] + n[1] * n[1] + n[2] * n[2]).clamp(min=1e-12))
-    return Hits(hit, (u[0], u[1], u[2]), (n[0] * norm, n[1] * norm, n[2] * norm), hair, light)
+    return Hits(cover, (u[0], u[1], u[2]), (n[0] * norm, n[1] * norm, n[2] * norm), hair, light)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from worldmodel.datasets.heads.before import occlude
 from worldmodel.datasets.heads.behind import background, body
@@ -25,7 +24,7 @@ TOGETHER = 1 << 15  # samples that are worked on at once: their numbers stay in 
 class Rendered:
     """Coverages are shares of each pixel in 0..1. head: hair, skin and ears, whether or not something is before them;
     face: skin of it; occlusion: what is before it. landmarks: the 68 of iBUG in pixels, centres of pixels at whole
-    numbers. turned_from: landmarks whose skin looks away are hidden.
+    numbers, whether or not they can be seen.
     """
 
     picture: Tensor  # [B, 3, S, S] fp32 in -1..1, sRGB
@@ -36,7 +35,7 @@ class Rendered:
 
 
 @torch.no_grad()
-def render(scene: Scene, size: int, view: Tensor | None = None, samples: int = 2) -> Rendered:
+def render(scene: Scene, size: int, view: Tensor | None = None, samples: int = 1) -> Rendered:
     """Draw B scenes.
 
     size: S, a multiple of 4. view: [B, 2, 3], from pixels of the picture to pixels of an S x S picture of the frame:
@@ -62,16 +61,17 @@ def _draw(scene: Scene, size: int, view: Tensor | None, samples: int) -> Rendere
     scale = pose.scale[:, None]
     x, y = (frame_x - pose.x[:, None]) / scale, (frame_y - pose.y[:, None]) / scale
     turned = rotation(pose)
+    pixel = _pixel(size, view, samples, scene.rows) / scale
     shape = shape_of(person.face, person.hair, scene.expression)
-    hits = meet(shape, turned, x, y)
-    colour = body(scene, background(scene.background, frame_x, frame_y), x, y)
-    lit = shade(paint(person, scene.expression, hits), hits, scene.light, turned)
-    colour = torch.where(hits.hit[:, None], lit, colour)
-    before, cover = occlude(scene, turned, x, y)
-    colour = colour + cover[:, None] * (before - colour)
-    head = hits.hit.float()
-    layers = torch.cat((colour, torch.stack((head, head * (1 - hits.hair), cover), 1)), 1)
-    layers = F.avg_pool2d(layers.unflatten(2, (size * samples, size * samples)), samples)
+    hits = meet(shape, turned, x, y, pixel)
+    colour = body(scene, background(scene.background, frame_x, frame_y), x, y, pixel)
+    lit = shade(paint(person, scene.expression, hits, pixel), hits, scene.light, turned)
+    colour = torch.where(hits.cover[:, None] > 0, colour + hits.cover[:, None] * (lit - colour), colour)
+    before, cover = occlude(scene, turned, x, y, pixel)
+    colour.addcmul_(cover[:, None], before - colour)
+    masks = torch.stack((hits.cover, hits.cover * (1 - hits.hair), cover), 1)
+    side = size * samples
+    layers = _mean(torch.cat((colour, masks), 1).unflatten(2, (side, side)), samples)
     picture = layers[:, :3].clamp(0, 1).sqrt() * 2 - 1
     points = places(pose, landmarks(person.face, scene.expression, shape)) * size - 0.5
     if view is not None:
@@ -87,6 +87,19 @@ def _samples(size: int, view: Tensor | None, samples: int, rows: int) -> tuple[T
         return ((x + 0.5) / size).expand(rows, -1), ((y + 0.5) / size).expand(rows, -1)
     x, y = (view[:, i, :1] * x + view[:, i, 1:2] * y + view[:, i, 2:] for i in range(2))
     return (x + 0.5) / size, (y + 0.5) / size
+
+
+def _pixel(size: int, view: Tensor | None, samples: int, rows: int) -> Tensor:
+    """The distance of samples in sides of the frame, [B, 1]."""
+    if view is None:
+        return torch.full((rows, 1), 1 / (size * samples))
+    return torch.linalg.det(view[:, :, :2]).abs().sqrt()[:, None] / (size * samples)
+
+
+def _mean(layers: Tensor, samples: int) -> Tensor:
+    """Means of blocks of samples [B, C, S * samples, S * samples] -> [B, C, S, S]."""
+    shifts = [(i, j) for i in range(samples) for j in range(samples)]
+    return sum((layers[..., i::samples, j::samples] for i, j in shifts), torch.zeros(())) / len(shifts)
 
 
 def _invert(view: Tensor, points: Tensor) -> Tensor:

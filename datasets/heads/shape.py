@@ -17,6 +17,7 @@ from worldmodel.datasets.heads.scene import Expression
 GRID = 96  # G
 REACH = 1.25  # the map shows |s_x|, |s_y| up to this; what lies further back goes on as its border
 RADIUS, SLOPE_X, SLOPE_Y, HAIR, OPEN = range(5)  # channels of the map
+AROUND = 5  # places of the map that a hollow is compared with
 JAW_DROP = 0.13  # of the lower lip in the disc, at full opening
 
 
@@ -47,46 +48,56 @@ class Shape:
 
 def shape_of(face: Face, hair: Hair, expression: Expression) -> Shape:
     """The surfaces of B heads."""
-    x, y, z = (part.to(face.jaw.device) for part in _directions())
-    covered = _covered(hair, x, y, z)
-    bulge = _bulges(face, expression, x.abs(), y, z)
-    thick = hair.thickness[:, None] * (0.9 + 0.1 * torch.sin(9 * x + 5 * y) * hair.waves[:, None])
-    radius = (1 + torch.lerp(bulge, thick, covered)).unflatten(1, (GRID, GRID))
+    device = face.jaw.device
+    x, y, z = (part.to(device) for part in _directions(False))
+    covered, thick = _hair(hair, x, y, z)
+    half = _bulges(face, expression, *(part.to(device) for part in _directions(True))).unflatten(1, (GRID, -1))
+    bulge = torch.cat((half.flip(2), half), 2).flatten(1)  # faces are symmetric
+    radius = (1 + torch.maximum(bulge, bulge + (hair.thickness[:, None] - bulge) * thick)).unflatten(1, (GRID, GRID))
     step = 2 * REACH / (GRID - 1)
-    padded = F.pad(radius[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
-    slope_x = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) / (2 * step)
-    slope_y = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]) / (2 * step)
-    around = F.avg_pool2d(F.pad(radius[:, None], (5, 5, 5, 5), mode="replicate"), 11, 1)[:, 0]
-    open_to_light = (1 - 6 * (around - radius).clamp(min=0)).clamp(min=0.35)
+    wide = F.pad(radius[:, None], (AROUND,) * 4, mode="replicate")[:, 0]
+
+    def shifted(right: int, down: int) -> Tensor:
+        return wide[:, AROUND + down : AROUND + down + GRID, AROUND + right : AROUND + right + GRID]
+
+    slope_x = (shifted(1, 0) - shifted(-1, 0)) / (2 * step)
+    slope_y = (shifted(0, 1) - shifted(0, -1)) / (2 * step)
+    around = (shifted(AROUND, 0) + shifted(-AROUND, 0) + shifted(0, AROUND) + shifted(0, -AROUND)) / 4
+    open_to_light = (1 - 5 * (around - radius).clamp_(min=0)).clamp_(min=0.35)
     layers = torch.stack((radius, slope_x, slope_y, covered.unflatten(1, (GRID, GRID)), open_to_light), 1)
     radii = torch.stack((hair.width, torch.ones_like(hair.width), hair.depth), 1)[..., None]
     return Shape(layers, radii)
 
 
 @cache
-def _directions() -> tuple[Tensor, Tensor, Tensor]:
-    """x, y, z of the directions of the map's places, [G * G] each."""
+def _directions(half: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """x, y, z of the directions of the map's places, or of its right half's, [G * G] or [G * G / 2] each."""
     line = torch.linspace(-REACH, REACH, GRID)
     line = (line - line.flip(0)) / 2  # exactly symmetric
-    y, x = (part.flatten() for part in torch.meshgrid(line, line, indexing="ij"))
+    y, x = torch.meshgrid(line, line[GRID // 2 :] if half else line, indexing="ij")
+    x, y = x.flatten(), y.flatten()
     square = x * x + y * y
     return 2 * x / (1 + square), 2 * y / (1 + square), (1 - square) / (1 + square)
 
 
-def _covered(hair: Hair, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """How much of each direction is hair, [B, G * G] in 0..1."""
-    of = hair.columns()
-    side = ((of["temple"] + 0.15 - z) / 0.3).clamp(0, 1)  # 0 in front, 1 from the temples back
-    back = ((-0.12 - z) / 0.25).clamp(0, 1)
-    front = of["hairline"] + of["fringe"] * x * 0.6 + 0.18 * x * x + 0.03 * of["waves"] * torch.sin(14 * x)
-    line = torch.lerp(front, of["sideburn"], side * side * (3 - 2 * side))
-    line = torch.lerp(line, torch.full_like(line, 0.75), back)
-    return ((line - y) / 0.05 + 0.5).clamp(0, 1)
+def _smooth(share: Tensor) -> Tensor:
+    share = share.clamp_(0, 1)
+    return share * share * (3 - 2 * share)
+
+
+def _hair(hair: Hair, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """How much of each direction is hair, and how thick it is over its most, [B, G * G] in 0..1 each."""
+    side = _smooth((hair["temple"] + 0.15 - z) / 0.3)  # 0 in front, 1 from the temples back
+    back = ((0.02 - z) / 0.2).clamp(0, 1)
+    front = hair["hairline"] + hair["fringe"] * (0.6 * x) + 0.18 * x * x + 0.03 * hair["waves"] * torch.sin(14 * x)
+    line = front + side * (hair["sideburn"] - front)
+    above = line + back * (0.75 - line) - y
+    return (above / 0.05 + 0.5).clamp(0, 1), _smooth(above / 0.3 + 0.25)
 
 
 def _bulges(face: Face, expression: Expression, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """What a face adds to the radius in each direction, [B, G * G]; x is the distance from the middle of the face."""
-    f, e = face.columns(), expression.columns()
+    """What a face adds to the radius in each direction, [B, n]; x is the distance from the middle of the face."""
+    f, e = face, expression
     tip = f["eye_y"] + f["nose_length"]
     bridge = (f["eye_y"] + tip) / 2 - 0.03
     lower = f["mouth_y"] + 0.05 + JAW_DROP * e["open"]
@@ -95,8 +106,11 @@ def _bulges(face: Face, expression: Expression, x: Tensor, y: Tensor, z: Tensor)
 
     def bump(height: Tensor, at_x: Tensor | float, at_y: Tensor | float, wide: Tensor | float,
              high: Tensor | float) -> None:  # fmt: skip
-        across, down = (x - at_x) / wide, (y - at_y) / high
-        total.addcmul_(height, torch.exp(-(across * across + down * down)))
+        """(1 - d^2 / 4)^4 with the distance d in widths: nearly a Gaussian, and nothing from two widths on."""
+        far = (x - at_x) * (0.5 / wide)
+        down = (y - at_y) * (0.5 / high)
+        near = (far * far + down * down).neg_().add_(1).clamp_(min=0)
+        total.addcmul_(height, near.square_().square_())
 
     even = torch.ones_like(tip)
     bump(f["jaw"] - 0.03 * e["open"], 0.66, 0.62, 0.3, 0.3)
@@ -119,5 +133,5 @@ def _bulges(face: Face, expression: Expression, x: Tensor, y: Tensor, z: Tensor)
     bump(-0.04 * even, 0.0, lower + 0.1, 0.2, 0.05)
     bump(0.05 * smile, 0.4, 0.27, 0.15, 0.12)
     total *= (3 * z + 0.6).clamp(0, 1)  # nothing of it behind
-    ear = (((y - 0.1) / 0.2) ** 2 + ((z + 0.12) / 0.13) ** 2).neg().exp()
+    ear = (1 - ((y - 0.1) / 0.4) ** 2 - ((z + 0.12) / 0.26) ** 2).clamp(min=0) ** 4
     return total + 0.16 * ear
