@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worldmodel.datasets.heads.person import Face, Hair, Person, colours
+from worldmodel.datasets.heads.person import Face, Hair, colours
 from worldmodel.datasets.heads.rays import Hits
-from worldmodel.datasets.heads.scene import Expression, Light
+from worldmodel.datasets.heads.scene import Expression, Light, Scene
 from worldmodel.datasets.heads.shape import JAW_DROP
 
 SKIN = ((0.82, 0.58, 0.46), (0.70, 0.45, 0.32), (0.45, 0.25, 0.155), (0.20, 0.105, 0.065), (0.10, 0.052, 0.036))
@@ -84,7 +84,7 @@ class Mouth:
 def mouth_lines(face: Face, expression: Expression, x: Tensor) -> Mouth:
     f, e = face, expression
     half = f["mouth_width"] * (1 + 0.2 * e["smile"].clamp(min=0)) * (1 - 0.35 * e["round"])
-    across = x / half
+    across = x.abs() / half
     square = across * across
     arch = (1 - square).clamp(min=0)
     middle = f["mouth_y"] + e["smile"] * (0.02 - 0.075 * square)
@@ -128,23 +128,23 @@ def brow_line(face: Face, expression: Expression, x: Tensor) -> tuple[Tensor, Te
     return height - f["brow_arch"] * (1 - along * along) + 0.04 * e["frown"] * inner, along
 
 
-def paint(person: Person, expression: Expression, hits: Hits, pixel: Tensor) -> Canvas:
+def paint(scene: Scene, hits: Hits, pixel: Tensor) -> Canvas:
     """Colours of a head where rays meet it. pixel: its size in half heights of the head, [B, 1]."""
-    face, (x, y, z) = person.face, hits.direction
+    expression, face, (x, y, z) = scene.expression, scene.person.face, hits.direction
     skin = skin_colour(face.melanin, face.ruddy)
     canvas = Canvas(skin.expand(-1, 3, x.shape[1]).clone(), torch.full_like(x, 0.32), pixel * 1.25)
     side = x.abs()
     mouth = mouth_lines(face, expression, side)
-    strands = hair_colour(person.hair)
+    strands = hair_colour(scene.person.hair)
     _skin(canvas, face, side, x, y)
     _beard(canvas, face, mouth, strands, side, y, z)
     _mouth(canvas, face, mouth, skin, y)
-    _eyes(canvas, face, expression, x, side, y)
+    _eyes(canvas, scene, x, side, y)
     height, along = brow_line(face, expression, side)
     thick = 0.5 * face["brow_thickness"] * (1.25 - 0.5 * along).clamp_(0.5, 1.6)
     brow = canvas.step(thick - (y - height).abs_()) * canvas.step((1 - along.abs()) * 0.2, 0.02)
     canvas.put(strands * 0.5, brow * face["brow_dark"] * ((z - 0.1) * 8).clamp_(0, 1), 0.1)
-    waves = person.hair["waves"]
+    waves = scene.person.hair["waves"]
     wave = torch.sin(31 * x + 17 * y.square() + 4 * waves * torch.sin(7 * y + 3 * z) + 9 * z)
     wave = wave + 0.6 * torch.sin(53 * x - 21 * y + 3 * wave)
     canvas.put(strands * (0.85 + 0.13 * wave)[:, None], hits.hair, 0.4)
@@ -181,7 +181,7 @@ def _beard(canvas: Canvas, face: Face, mouth: Mouth, strands: Tensor, side: Tens
     wide = 1.1 - 0.82 * face["beard_low"]
     begin = face["mouth_y"] + 0.03
     from_y = begin + (tip - 0.05 - begin) * ((side - 0.3) * 2.5).clamp_(0, 1)
-    beard = canvas.step(y - from_y, 0.1) * canvas.step(wide - side, 0.1) * ((0.55 + z) * 3).clamp_(0, 1)
+    beard = canvas.step(y - from_y, 0.2) * canvas.step(wide - side, 0.3) * ((0.55 + z) * 3).clamp_(0, 1)
     ends = 1.3 - mouth.across  # a moustache grows thinner to its ends, beyond the corners of the mouth
     top = mouth.upper - 0.012 - 0.075 * ends.clamp(0, 0.8)
     lip = canvas.step(torch.minimum(y - top, mouth.upper + 0.012 - y), 0.02) * canvas.step(ends * 0.2, 0.05)
@@ -203,7 +203,8 @@ def _mouth(canvas: Canvas, face: Face, mouth: Mouth, skin: Tensor, y: Tensor) ->
     canvas.put(_tone(y, *TEETH), teeth * opening, 0.3)
 
 
-def _eyes(canvas: Canvas, face: Face, expression: Expression, x: Tensor, side: Tensor, y: Tensor) -> None:
+def _eyes(canvas: Canvas, scene: Scene, x: Tensor, side: Tensor, y: Tensor) -> None:
+    face, expression, light = scene.person.face, scene.expression, scene.light
     eye = eye_lines(face, expression, side, y)
     lid = eye.down - eye.upper
     near = canvas.step((1.15 - eye.across.abs()) * 0.15)
@@ -217,7 +218,7 @@ def _eyes(canvas: Canvas, face: Face, expression: Expression, x: Tensor, side: T
     canvas.put(colour * 0.35, canvas.step(face["iris"] - far) * opening, 0.9)
     canvas.put(colour, canvas.step(0.85 * face["iris"] - far) * opening)
     canvas.put(_tone(y, 0.004, 0.004, 0.004), canvas.step(0.45 * face["iris"] - far) * opening)
-    left, high = over * x.sign() + 0.02, below + 0.022
+    left, high = over * x.sign() - 0.03 * light["side"], below + 0.04 * light["height"]
     canvas.put(_tone(y, 0.9, 0.9, 0.9), canvas.line(torch.addcmul(left * left, high, high).sqrt_(), 0.016) * opening)
     canvas.darken(0.5 * canvas.line(lid, 0.03) * opening)
     canvas.put(_tone(y, *LASH), (0.45 + 0.5 * face["lashes"]) * canvas.line(lid, 0.016) * near)

@@ -55,6 +55,13 @@ def render(scene: Scene, size: int, view: Tensor | None = None, samples: int = 1
     return Rendered(*joined)
 
 
+@torch.no_grad()
+def seen_landmarks(scene: Scene, size: int) -> Tensor:
+    """The 68 landmarks of each frame [B, 68, 2] in its pixels, without drawing it."""
+    shape = shape_of(scene.person.face, scene.person.hair, scene.expression)
+    return places(scene.pose, landmarks(scene.person.face, scene.expression, shape)) * size - 0.5
+
+
 def _draw(scene: Scene, size: int, view: Tensor | None, samples: int) -> Rendered:
     pose, person = scene.pose, scene.person
     frame_x, frame_y = _samples(size, view, samples, scene.rows)
@@ -65,10 +72,10 @@ def _draw(scene: Scene, size: int, view: Tensor | None, samples: int) -> Rendere
     shape = shape_of(person.face, person.hair, scene.expression)
     hits = meet(shape, turned, x, y, pixel)
     colour = body(scene, background(scene.background, frame_x, frame_y), x, y, pixel)
-    lit = shade(paint(person, scene.expression, hits, pixel), hits, scene.light, turned)
+    lit = shade(paint(scene, hits, pixel), hits, scene.light, turned)
     colour = torch.where(hits.cover[:, None] > 0, colour + hits.cover[:, None] * (lit - colour), colour)
     before, cover = occlude(scene, turned, x, y, pixel)
-    colour.addcmul_(cover[:, None], before - colour)
+    colour = torch.lerp(colour, before, cover[:, None])  # exact where nothing of it is left
     masks = torch.stack((hits.cover, hits.cover * (1 - hits.hair), cover), 1)
     side = size * samples
     layers = _mean(torch.cat((colour, masks), 1).unflatten(2, (side, side)), samples)
