@@ -4,10 +4,11 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo quickstart test test-slow lint types lock clean base all
+.PHONY: help demo robot-demo quickstart test test-slow lint types lock clean base all
 
 help:
 	@echo "make demo        drive a learned world in the browser (installs what it needs)"
+	@echo "make robot-demo  break a robot in the browser and watch it correct itself (trains it first, which takes long)"
 	@echo "make quickstart  collect, train, roll out and evaluate a tiny world: under 5 minutes on a quiet machine"
 	@echo "make test        lint, types and the default tests (installs everything)"
 	@echo "make test-slow   the tests marked slow"
@@ -17,6 +18,9 @@ help:
 
 demo: base
 	@$(PYTHON_ENV) -m worldmodel demo $(ARGS)
+
+robot-demo: all
+	@$(PYTHON_ENV) -m worldmodel robot-demo $(ARGS)
 
 quickstart: base
 	@$(PYTHON_ENV) demos/quickstart.py $(ARGS)

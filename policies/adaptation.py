@@ -112,7 +112,8 @@ class Adaptation:
         cfg: ContextConfig = from_json(config["encoder"], ContextConfig, f"{path}: encoder")
         weights = path.with_name(FILES[1])
         encoder = build_with(lambda: cfg.build(policy.model), read_tensors(weights), str(weights))
-        return cls(encoder.eval().requires_grad_(False), config["policy"], config.get("card", {}))
+        encoder = encoder.to(policy.device).eval().requires_grad_(False)
+        return cls(encoder, config["policy"], config.get("card", {}))
 
     @torch.no_grad()
     def token(self, policy: Policy, trial: Trial) -> Tensor:
@@ -127,6 +128,7 @@ class Adaptation:
 
 def contexts(model: FlowPolicy, trials: list[Trial]) -> Context:
     """The trials as the encoder reads them, filled up to the longest."""
+    device = model.action_in.weight.device
     moments = max(len(trial.state) for trial in trials)
 
     def filled(name: str) -> Tensor:
@@ -135,7 +137,8 @@ def contexts(model: FlowPolicy, trials: list[Trial]) -> Context:
         return torch.from_numpy(np.stack([np.pad(part, width) for part, width in zip(parts, widths, strict=True)]))
 
     valid = torch.arange(moments) < torch.tensor([len(trial.state) for trial in trials])[:, None]
-    return context_of(model, filled("image"), filled("state"), filled("action"), valid)
+    image, state, action = (filled(name).to(device) for name in ("image", "state", "action"))
+    return context_of(model, image, state, action, valid.to(device))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,15 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
+import numpy as np
+from numpy.typing import NDArray
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import connect
 
 from worldmodel.errors import UserError
+from worldmodel.policies.serving.contexts import TRIAL
 from worldmodel.policies.serving.framing import FramingError, pack, unpack
+from worldmodel.policies.serving.requests import TOKEN
 
 MAX_ANSWER = 64 * 1024 * 1024  # bytes
 
@@ -69,6 +73,14 @@ class PolicyClient:
         """Leave."""
         self._open.close()
 
+    def token(self, trial: Mapping[str, Any]) -> NDArray[np.float32]:
+        """What a finished trial shows of the robot that made it, [W], to be sent as "token" with later observations; of
+        several trials, their sum or mean. trial: arrays as `contexts` says. Raises as `infer`."""
+        made = self.infer({TRIAL: trial}).get(TOKEN)
+        if not isinstance(made, np.ndarray) or made.ndim != 1 or not np.isfinite(made).all():
+            raise Refused("the server's answer has no finite token of shape (W,)")
+        return made.astype(np.float32)
+
     def infer(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         """Ask for the chunk that follows an observation; the answer has "actions" [K, A] and "server_timing" (ms).
 
@@ -78,7 +90,7 @@ class PolicyClient:
         try:
             request, limit = pack(observation), self.metadata.get("max_message")
             if isinstance(limit, int) and len(request) > limit:  # the server would cut the line, perhaps without a word
-                raise Refused(f"the observation has {len(request)} bytes, the server reads at most {limit}")
+                raise Refused(f"the message has {len(request)} bytes, the server reads at most {limit}")
             self._socket.send(request)
             return self._read()
         except FramingError as error:

@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 
 from worldmodel.errors import UserError
 from worldmodel.policies.serving.client import PolicyClient, Refused
+from worldmodel.policies.serving.contexts import TRIAL
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """actions: [K, A] in the robot's units, None if there are none. why: then, in one line."""
+    """actions: [K, A] in the robot's units, None if there are none. token: [W], of a trial. why: there is neither, in
+    one line."""
 
     actions: NDArray[np.float32] | None
     why: str = ""
+    token: NDArray[np.float32] | None = None
 
 
 class Link(Protocol):
@@ -144,10 +147,13 @@ class PolicyLink:
                 self._request, self._reply = None, reply
 
     def _answered(self, client: PolicyClient, request: Mapping[str, Any]) -> Reply:
+        what = "trial" if TRIAL in request else "observation"
         try:
+            if TRIAL in request:
+                return Reply(None, token=client.token(request[TRIAL]))
             actions = client.infer(request).get("actions")
         except Refused as refused:
-            return Reply(None, f"the server refuses the observation: {refused}")
+            return Reply(None, f"the server refuses the {what}: {refused}")
         except ConnectionError as error:
             self._lose(str(error))
             return Reply(None, str(error))

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from worldmodel import __version__
 from worldmodel.errors import UserError
 from worldmodel.options import MAX_SEED
+from worldmodel.policies.episodes import Trial
 from worldmodel.policies.observation import Interface
 
 IMAGES, STATE, PROMPT = "observation.images.", "observation.state", "prompt"
-OPTIONAL = ("seed", "step", "committed", "delay")
+OPTIONAL, TOKEN = ("seed", "step", "committed", "delay"), "token"
 MAX_STEP = 2**31 - 1
 
 
@@ -37,6 +38,7 @@ class Request:
     step: int
     committed: NDArray[np.float32] | None = None
     delay: int = 0
+    token: NDArray[np.float32] | None = None  # [W] what is known of this robot; None: nothing
 
 
 class Served(Protocol):
@@ -55,8 +57,17 @@ class Served(Protocol):
         """What else a client is told when it connects: numbers, texts and lists of them."""
         ...
 
+    @property
+    def context(self) -> int | None:
+        """W, numbers of a token; None without a context encoder."""
+        ...
+
     def infer(self, requests: list[Request]) -> list[NDArray[np.float32]]:
         """The next chunk of each request, [K, A] in the robot's units."""
+        ...
+
+    def token(self, trial: Trial) -> NDArray[np.float32]:
+        """What a trial shows of the robot that made it, [W]; only with a context encoder."""
         ...
 
 
@@ -73,7 +84,7 @@ def metadata(served: Served, max_message: int) -> dict[str, Any]:
     return {
         "server": f"worldmodel {__version__}",
         "observation": keys,
-        "optional": list(OPTIONAL),
+        "optional": list(_optional(served)),
         "actions": {"dtype": "float32", "shape": [served.chunk, len(actions)], "names": list(actions)},
         "fps": interface.fps,
         "max_message": max_message,
@@ -88,13 +99,13 @@ def read_request(message: Mapping[str, Any], served: Served, seed: int, step: in
     wanted = [*pictures, STATE, *([PROMPT] if interface.instructed else [])]
     if missing := [key for key in wanted if key not in message]:
         wrong.append(f"missing: {', '.join(missing)}")
-    if unknown := [f"{key:.60}" for key in message if key not in (*wanted, PROMPT, *OPTIONAL)]:
+    if unknown := [f"{key:.60}" for key in message if key not in (*wanted, PROMPT, *_optional(served))]:
         wrong.append(f"unknown: {', '.join(unknown[:8])}{' ...' * (len(unknown) > 8)}")
     for key in pictures:
         if key in message:
-            wrong += _array(key, message[key], "u", (*interface.size, 3), "uint8")
+            wrong += check_array(key, message[key], "u", (*interface.size, 3), "uint8")
     if STATE in message:
-        wrong += _array(STATE, message[STATE], "f", (len(interface.state.names),), "floats", interface.state.names)
+        wrong += check_array(STATE, message[STATE], "f", (len(interface.state.names),), "floats", interface.state.names)
     words: list[int] = []
     if PROMPT in message:
         try:
@@ -105,7 +116,7 @@ def read_request(message: Mapping[str, Any], served: Served, seed: int, step: in
     for key, default, most in (("seed", seed, MAX_SEED), ("step", step, MAX_STEP), ("delay", 0, served.chunk)):
         value = message.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value <= most:
-            wrong.append(f"{key}: a whole number in [0, {most}] is needed, not {_shown(value)}")
+            wrong.append(f"{key}: a whole number in [0, {most}] is needed, not {shown(value)}")
         else:
             numbers[key] = int(value)
     committed = message.get("committed")
@@ -113,6 +124,9 @@ def read_request(message: Mapping[str, Any], served: Served, seed: int, step: in
         wrong += _committed(committed, served, numbers.get("delay", 0))
     elif numbers.get("delay", 0):
         wrong.append("delay: means nothing without committed")
+    token = message.get(TOKEN) if served.context is not None else None
+    if token is not None:
+        wrong += check_array(TOKEN, token, "f", (served.context or 0,), "floats")
     if wrong:
         raise UserError("; ".join(wrong))
     return Request(
@@ -123,15 +137,20 @@ def read_request(message: Mapping[str, Any], served: Served, seed: int, step: in
         step=numbers["step"],
         committed=None if committed is None else committed.astype(np.float32),
         delay=numbers["delay"],
+        token=None if token is None or not token.any() else token.astype(np.float32),  # zeros change nothing
     )
 
 
-def _array(
+def _optional(served: Served) -> tuple[str, ...]:
+    return OPTIONAL if served.context is None else (*OPTIONAL, TOKEN)
+
+
+def check_array(
     key: str, value: object, kind: str, shape: tuple[int, ...], of: str, names: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    """What is wrong with an array of `shape`; its last dimension may have names."""
+    """What is wrong with an array of `shape`, of floats (kind "f") or uint8 ("u"); names: of its last dimension."""
     if not isinstance(value, np.ndarray) or value.dtype.kind != kind or (kind == "u" and value.dtype != np.uint8):
-        yield f"{key}: an array of {of} and shape {_sides(shape)} is needed, not {_shown(value)}"
+        yield f"{key}: an array of {of} and shape {_sides(shape)} is needed, not {shown(value)}"
     elif value.shape != shape:
         yield f"{key}: shape {_sides(shape)} is needed, not {_sides(value.shape)}"
     elif kind == "f" and not (finite := _as_float32_is_finite(value)).all():
@@ -145,10 +164,10 @@ def _committed(value: object, served: Served, delay: int) -> Iterator[str]:
     if not 1 <= rows <= served.chunk:
         yield (
             f"committed: an array of floats and shape (n, {len(actions)}), n in [1, {served.chunk}], is needed, not "
-            f"{_shown(value)}"
+            f"{shown(value)}"
         )
         return
-    yield from _array("committed", value, "f", (rows, len(actions)), "floats", actions)
+    yield from check_array("committed", value, "f", (rows, len(actions)), "floats", actions)
     if delay > rows:
         yield f"delay: {delay} steps, but committed has {rows} actions"
 
@@ -160,7 +179,7 @@ def _as_float32_is_finite(value: np.ndarray) -> NDArray[np.bool_]:
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or len(value) > 1000:
-        raise UserError(f"{PROMPT}: a text of at most 1000 characters is needed, not {_shown(value)}")
+        raise UserError(f"{PROMPT}: a text of at most 1000 characters is needed, not {shown(value)}")
     return value
 
 
@@ -168,7 +187,8 @@ def _sides(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))})"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """What a value is, for errors."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} of shape {_sides(value.shape)}"
     if isinstance(value, bool | int | float | np.generic):

@@ -9,12 +9,13 @@
 While a chunk is carried out the next one is asked for; the request holds what is planned from this moment on and how
 many steps the answer is expected to take, so that the server can continue it (real-time chunking, 2506.07339; see
 `planning`): that many steps are carried out as planned even if the answer is early. Time is counted in control steps,
-that is in calls of `act`: there is no clock in here.
+that is in calls of `act`: but for `finish`, between trials, there is no clock in here.
 
 Letters: K actions of a chunk, A numbers of an action.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldmodel.errors import UserError
+from worldmodel.policies.serving.learning import Learning
 from worldmodel.policies.serving.link import Backoff, Link, PolicyLink, Reply
 
 Action = NDArray[np.float32]
@@ -87,6 +89,7 @@ class _Asked:
     expected: int  # steps that the answer may take
     fixed: int  # of the actions planned then, as the server was told
     turn: int  # of the robot, which each stop and reset ends
+    seen: Mapping[str, Any]  # the observation
 
 
 class RobotClient:
@@ -105,12 +108,14 @@ class RobotClient:
         max_age: int | None = None,
         hold: Hold = repeat_last,
         seed: int = 0,
+        way: Literal["sum", "mean"] = "sum",
     ) -> None:
         """prompt: the instruction, sent with every observation that has none. execute: steps of a chunk until the next
         is asked for (the policy's own number if None). delay: steps that the first answers are expected to take; later
         the longest of the last ten is. max_age: the watchdog; an action planned from an observation more than so many
         steps ago is not carried out (None: K - 1, a whole chunk). hold: makes the robot stay where it is. seed: of the
-        policy's noise. Raises UserError for numbers out of range, and a server that does not say what it serves.
+        policy's noise. way: how the tokens of failed trials are put together (`finish`). Raises UserError for numbers
+        out of range, and a server that does not say what it serves.
         """
         shape = link.metadata.get("actions", {}).get("shape")
         if not isinstance(shape, list) or len(shape) != 2:
@@ -129,6 +134,7 @@ class RobotClient:
         self._last: Action | None = None
         self._moment, self._turn, self._why = 0, 0, "no chunk has come yet"
         self._stopped = threading.Event()
+        self._learning = Learning(link.metadata.get("context"), way)
         self.counts = Counts()
 
     def __enter__(self) -> Self:
@@ -156,6 +162,8 @@ class RobotClient:
             self._ask(observation, moment)
         command = self._command(observation, moment)
         self._last = command.action
+        if self._asked is not None and self._asked.moment == moment:
+            self._learning.keep(self._asked.seen, command.action)
         self.counts.held += command.state != "policy"
         return command
 
@@ -168,7 +176,50 @@ class RobotClient:
         self._prompt = self._prompt if prompt is None else prompt
         self._plan, self._moment, self._why = None, 0, "no chunk has come yet"
         self._turn += 1
+        self._learning.begin()
         self._stopped.clear()
+
+    @property
+    def tokens(self) -> int:
+        """How many failed trials correct the policy now."""
+        return len(self._learning.tokens)
+
+    def finish(self, success: bool, timeout: float = 30.0) -> None:
+        """The trial is over and the robot stands, until `reset`. What a failed one shows corrects the policy from then
+        on. Waits for the server, at most `timeout` seconds.
+
+        Raises UserError if the server has no context encoder, or refuses the trial; ConnectionError if none answers.
+        """
+        self.stop()
+        if success:
+            self._learning.begin()
+            return
+        request = self._learning.trial()
+        reply = self._waited(request, time.monotonic() + timeout)
+        if reply.token is None:
+            raise UserError(f"this trial has taught nothing: {reply.why or 'the server sent no token'}")
+        self._learning.tokens.append(reply.token)
+        self._learning.begin()
+
+    def forget(self) -> None:
+        """Another robot, or one that was repaired: nothing is known of it."""
+        self._learning.forget()
+
+    def _waited(self, request: Mapping[str, Any], end: float) -> Reply:
+        """The reply to a request that is made as soon as the last one is answered."""
+        asked = False
+        while time.monotonic() < end:
+            if self._link.trouble:
+                raise ConnectionError(self._link.trouble)
+            if (reply := self._link.reply()) is not None:
+                if asked:
+                    return reply
+                self._asked = None  # of the trial that is over
+            if not asked and self._link.ready:
+                self._link.ask(request)
+                asked = True
+            time.sleep(0.002)
+        raise ConnectionError("the policy server has not answered in time")
 
     def close(self) -> None:
         """Leave the server."""
@@ -222,8 +273,10 @@ class RobotClient:
         if self._continues and planned is not None and len(planned.actions):
             fixed = min(self.delay, len(planned.actions))
             request |= {"committed": planned.actions, "delay": fixed}
+        if (token := self._learning.token) is not None:
+            request["token"] = token
         self._link.ask(request)
-        self._asked = _Asked(moment, self.delay, fixed, self._turn)
+        self._asked = _Asked(moment, self.delay, fixed, self._turn, copied)
 
     def _command(self, observation: Mapping[str, Any], moment: int) -> Command:
         if self._stopped.is_set():
@@ -268,6 +321,7 @@ def connect(
     seed: int = 0,
     timeout: float = 10.0,
     backoff: Backoff | None = None,
+    way: Literal["sum", "mean"] = "sum",
 ) -> RobotClient:
     """A robot client of the policy at an address (see `PolicyClient`, `RobotClient`, `Backoff`).
 
@@ -275,7 +329,9 @@ def connect(
     """
     link = PolicyLink(address, token, timeout, backoff)
     try:
-        return RobotClient(link, prompt=prompt, execute=execute, delay=delay, max_age=max_age, hold=hold, seed=seed)
+        return RobotClient(
+            link, prompt=prompt, execute=execute, delay=delay, max_age=max_age, hold=hold, seed=seed, way=way
+        )
     except UserError:
         link.close()
         raise

@@ -11,22 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from worldmodel.errors import UserError
+from worldmodel.policies.adaptation import Adaptation
+from worldmodel.policies.episodes import Trial
 from worldmodel.policies.observation import Interface, Observation
 from worldmodel.policies.planning import Chunking, Committed, plan
-from worldmodel.policies.policy import AnyPolicy
+from worldmodel.policies.policy import AnyPolicy, Policy
 from worldmodel.policies.serving.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """chunking: what is done with the committed actions of a request (see `planning`). UserError if the policy cannot
-    do so."""
+    """chunking: what is done with the committed actions of a request (see `planning`). adaptation: the policy's context
+    encoder. UserError if the policy cannot do so."""
 
     policy: AnyPolicy
     together: bool = False
     chunking: Chunking = "guided"
+    adaptation: Adaptation | None = None
 
     def __post_init__(self) -> None:
         if self.chunking not in self.policy.chunkings:
@@ -49,6 +53,16 @@ class ServedPolicy:
     def device(self) -> torch.device:
         return self.policy.device
 
+    @property
+    def context(self) -> int | None:
+        """W, numbers of a token; None without a context encoder."""
+        return None if self.adaptation is None else self.adaptation.encoder.cfg.width
+
+    def token(self, trial: Trial) -> NDArray[np.float32]:
+        """What a trial shows of the robot that made it, [W]."""
+        assert self.adaptation is not None and isinstance(self.policy, Policy)
+        return self.adaptation.token(self.policy, trial).float().cpu().numpy()
+
     def infer(self, requests: list[Request]) -> list[NDArray[np.float32]]:
         """The next chunk of each request, [K, A] in the robot's units. Never fewer or more rows than requests."""
         made: dict[int, NDArray[np.float32]] = {}
@@ -58,13 +72,14 @@ class ServedPolicy:
         return [made[place] for place in range(len(requests))]
 
     def _groups(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Places of the requests that share a batch: those with as many actions planned and fixed."""
+        """Places of the requests that share a batch: those with as many actions planned and fixed, and all or none with
+        a token."""
         if not self.together:
             return [[place] for place in range(len(requests))]
-        groups: dict[tuple[int, int], list[int]] = {}
+        groups: dict[tuple[int, int, bool], list[int]] = {}
         for place, request in enumerate(requests):
             planned = 0 if request.committed is None else len(request.committed)
-            groups.setdefault((planned, request.delay), []).append(place)
+            groups.setdefault((planned, request.delay, request.token is not None), []).append(place)
         return list(groups.values())
 
     def _chunks(self, rows: Sequence[Request]) -> NDArray[np.float32]:
@@ -74,6 +89,7 @@ class ServedPolicy:
             state=torch.from_numpy(np.stack([row.state for row in rows])),
             words=torch.tensor([row.words for row in rows], dtype=torch.long),
             length=model.chunk,
+            context=self._context(rows),
         )
         made = plan(
             model,
@@ -85,6 +101,13 @@ class ServedPolicy:
             self._committed(rows),
         )
         return model.in_units(made).float().cpu().numpy()
+
+    def _context(self, rows: Sequence[Request]) -> Tensor | None:
+        tokens = [row.token for row in rows if row.token is not None]
+        if not tokens or self.adaptation is None:
+            return None
+        known = [self.adaptation.context(torch.from_numpy(token).to(self.device)) for token in tokens]
+        return torch.stack(known)  # row by row, as in `evaluate recovery`
 
     def _committed(self, rows: Sequence[Request]) -> Committed | None:
         """What the rows' last chunks planned, filled up to K with its end; None where nothing was."""

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
@@ -22,10 +23,13 @@ from fastapi.responses import PlainTextResponse
 
 from worldmodel.errors import UserError
 from worldmodel.options import check_range, check_seeds, check_threads
+from worldmodel.policies.adaptation import Adaptation
 from worldmodel.policies.planning import Chunking
-from worldmodel.policies.policy import find_policy
+from worldmodel.policies.policy import Policy, find_policy
+from worldmodel.policies.serving.contexts import MOMENTS, TRIAL, read_trial
+from worldmodel.policies.serving.contexts import metadata as context_facts
 from worldmodel.policies.serving.framing import FramingError, pack, unpack
-from worldmodel.policies.serving.requests import Served, metadata, read_request
+from worldmodel.policies.serving.requests import TOKEN, Served, metadata, read_request
 from worldmodel.policies.serving.served import ServedPolicy
 from worldmodel.policies.serving.waiting import Answer, Line
 from worldmodel.serve.access import Guard, check_binding
@@ -49,6 +53,7 @@ class Serving:
 
 def serve_policy(
     checkpoint: Path,
+    encoder: Path | None = None,
     port: int = 8000,
     host: str = "127.0.0.1",
     token: str | None = None,
@@ -67,7 +72,9 @@ def serve_policy(
     Observations go through the policy one by one, so that an answer does not depend on who else asks; --together infers
     those that wait in one batch (faster on a GPU, the same to rounding only), for which the first waits at most
     --patience-ms. --chunking: how a chunk goes on from what a moving robot has committed itself to (guided, where the
-    policy can do so). Any --host that is not loopback needs a --token. docs/guide/policies.md describes the messages.
+    policy can do so). --encoder: the context encoder of this policy, with which a client gets a token of each finished
+    trial and sends it with later requests. Any --host that is not loopback needs a --token. docs/guide/policies.md
+    describes the messages.
     """
     check_range(1, 1024, max_clients=max_clients)
     check_seeds(seed=seed)
@@ -75,10 +82,11 @@ def serve_policy(
     if not 0 <= patience_ms <= 1000:
         raise UserError(f"--patience-ms must be in [0, 1000], not {patience_ms}")
     torch.set_num_threads(threads)
-    policy = find_policy(checkpoint, device)
+    policy = find_policy(checkpoint, device) if encoder is None else Policy.find(checkpoint, device)
+    adaptation = Adaptation.find(encoder, policy) if encoder is not None and isinstance(policy, Policy) else None
     if chunking is None:
         chunking = "guided" if "guided" in policy.chunkings else "naive"
-    served = ServedPolicy(policy, together, chunking)
+    served = ServedPolicy(policy, together, chunking, adaptation)
     rows = max_clients if together else 1
     serving = Serving(clients=max_clients, rows=rows, patience=patience_ms / 1000 if together else 0.0, seed=seed)
     check_binding(host, token)
@@ -111,7 +119,14 @@ def background(served: Served, serving: Serving | None = None, token: str | None
 def largest(served: Served) -> int:
     """Bytes of the largest message that is read."""
     height, width = served.interface.size
-    return max(ROOM, 2 * len(served.interface.cameras) * height * width * 3)
+    moments = 2 if served.context is None else 2 + MOMENTS
+    return max(ROOM, moments * len(served.interface.cameras) * height * width * 3)
+
+
+def greeting(served: Served) -> dict[str, Any]:
+    """What a client is told when it connects."""
+    facts = metadata(served, largest(served))
+    return facts if served.context is None else facts | {"context": context_facts(served.interface, served.context)}
 
 
 def configuration(app: FastAPI, served: Served) -> uvicorn.Config:
@@ -173,7 +188,7 @@ class Conversation:
 
     async def run(self) -> None:
         """Until the client leaves (WebSocketDisconnect) or sends what is no message."""
-        await self._send(pack(metadata(self.served, largest(self.served))))
+        await self._send(pack(greeting(self.served)))
         try:
             while True:
                 received = await self._coming()
@@ -198,13 +213,24 @@ class Conversation:
     async def _reply(self, received: bytes | str) -> bytes:
         if isinstance(received, str):
             raise FramingError("a request is a binary message in msgpack, this was text")
-        request = read_request(unpack(received), self.served, self.seed, self.asked)
+        message = unpack(received)
+        if TRIAL in message:
+            return await self._token(message)
+        request = read_request(message, self.served, self.seed, self.asked)
         self.asked += 1
         answer = await self._answered(self.line.ask(request))
+        return pack({"actions": answer.made, "server_timing": self._timing(answer)})
+
+    async def _token(self, message: dict[str, Any]) -> bytes:
+        trial = await asyncio.to_thread(read_trial, message, self.served.interface, self.served.context)
+        answer = await self._answered(self.line.ask(trial))
+        return pack({TOKEN: answer.made, "server_timing": self._timing(answer)})
+
+    def _timing(self, answer: Answer) -> dict[str, float]:
         timing = {"infer_ms": 1e3 * answer.took, "wait_ms": 1e3 * answer.waited, "rows": answer.rows}
         if self.last is not None:
             timing["prev_total_ms"] = 1e3 * self.last
-        return pack({"actions": answer.actions, "server_timing": timing})
+        return timing
 
     async def _answered(self, asked: "Future[Answer]") -> Answer:
         """The answer; a client that leaves before it gives its place in the line away (WebSocketDisconnect)."""

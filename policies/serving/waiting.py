@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldmodel.errors import UserError, out_of_memory
+from worldmodel.policies.episodes import Trial
 from worldmodel.policies.serving.requests import Request, Served
 
 _log = logging.getLogger("worldmodel.policies.serving")
@@ -24,10 +25,10 @@ _log = logging.getLogger("worldmodel.policies.serving")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """actions: [K, A] in the robot's units. waited: seconds until the policy began. took: seconds of the policy, for
-    the rows it served at once."""
+    """made: the chunk [K, A] of a request in the robot's units, or the token [W] of a trial. waited: seconds until the
+    policy began. took: seconds of the policy, for the rows it served at once."""
 
-    actions: NDArray[np.float32]
+    made: NDArray[np.float32]
     waited: float
     took: float
     rows: int
@@ -35,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    request: Request
+    request: Request | Trial
     answer: "Future[Answer]"
     since: float
 
@@ -68,7 +69,7 @@ class Line:
         """Whether requests are answered."""
         return self._thread.is_alive() and not self._closed
 
-    def ask(self, request: Request) -> "Future[Answer]":
+    def ask(self, request: Request | Trial) -> "Future[Answer]":
         """Join the line. The future raises UserError if the policy cannot answer; a cancelled one leaves the line."""
         waiting = _Waiting(request, Future(), time.perf_counter())
         with self._changed:
@@ -104,7 +105,7 @@ class Line:
             if self._closed:
                 return None
             taken: list[_Waiting] = []
-            while self._line and len(taken) < self._rows:
+            while self._line and len(taken) < self._rows and not (taken and _alone(taken[-1], self._line[0])):
                 waiting = self._line.popleft()
                 if waiting.answer.set_running_or_notify_cancel():
                     taken.append(waiting)
@@ -116,19 +117,29 @@ class Line:
     def _serve(self, batch: list[_Waiting]) -> None:
         began = time.perf_counter()
         try:
-            chunks = self._served.infer([waiting.request for waiting in batch])
+            made = self._made([waiting.request for waiting in batch])
         except Exception as error:  # noqa: BLE001 - told to whoever asked; the next may be served
             _log.exception("the policy failed")
             for waiting in batch:
                 waiting.answer.set_exception(UserError(_in_words(error)))
             return
         took = time.perf_counter() - began
-        for waiting, actions in zip(batch, chunks, strict=True):
-            if np.isfinite(actions).all():
-                self.answered += 1
-                waiting.answer.set_result(Answer(actions, began - waiting.since, took, len(batch)))
+        for waiting, numbers in zip(batch, made, strict=True):
+            if np.isfinite(numbers).all():
+                self.answered += not isinstance(waiting.request, Trial)
+                waiting.answer.set_result(Answer(numbers, began - waiting.since, took, len(batch)))
             else:
-                waiting.answer.set_exception(UserError("the policy has made actions that are not finite"))
+                waiting.answer.set_exception(UserError("the policy has made numbers that are not finite"))
+
+    def _made(self, batch: list[Request | Trial]) -> list[NDArray[np.float32]]:
+        trials = [each for each in batch if isinstance(each, Trial)]
+        requests = [each for each in batch if isinstance(each, Request)]
+        return [self._served.token(trial) for trial in trials] or self._served.infer(requests)
+
+
+def _alone(one: _Waiting, other: _Waiting) -> bool:
+    """Whether one of both is a trial, which shares its turn with nobody."""
+    return isinstance(one.request, Trial) or isinstance(other.request, Trial)
 
 
 def _in_words(error: Exception) -> str:

@@ -23,7 +23,7 @@ from worldmodel.policies.episodes import Case, Robots, Row, Settings, Trial
 from worldmodel.policies.policy import Acting, Policy
 from worldmodel.policies.recovery import adapt, recovery
 from worldmodel.policies.shifts import parse_shift
-from worldmodel.policies.trials import Known, Trials, record_trials, shifted_cases
+from worldmodel.policies.trials import Known, Trials, before, record_trials, shifted_cases
 from worldmodel.train import train
 from worldmodel.weights import read_tensors
 
@@ -170,6 +170,34 @@ def test_recorded_trials_know_their_shift_and_outcome():
     assert [(k.task, k.seed, k.shift) for k in made.known] == [(c.task, c.seed, c.shift) for c in todo]
     assert all(known.moments == len(trial.state) == 3 for known, trial in zip(made.known, made.made, strict=True))
     assert made.policy == fingerprint(policy.model)
+
+
+def test_trials_that_were_broken_off_go_on_as_if_they_had_not_been(tmp_path):
+    policy, settings = fake_policy(), Settings(horizon=5)
+    todo = shifted_cases("go", ["actuation-bias"], 0.1, 0.2, 6, 10)
+    folder = tmp_path / "trials"
+    with closing(Robots(policy.interface, lambda task, _: FakeRobot(task))) as robots:
+        whole = record_trials(policy, todo, settings, robots)
+        assert before(folder, policy, todo, settings) is None
+        record_trials(policy, todo[:2], settings, robots).save(folder)
+        kept = before(folder, policy, todo, settings)
+        assert kept.known == whole.known[:2]
+        more = record_trials(policy, todo[2:], settings, robots, start=2)
+    joined = kept.joined(more)
+    assert joined.known == whole.known and joined.settings == whole.settings == "horizon 5, seed 0"
+    for one, other in zip(joined.made, whole.made, strict=True):
+        np.testing.assert_array_equal(one.action, other.action)
+    for other, said in (
+        ((policy, todo[:1], settings), "other trials, or more than 1"),
+        ((policy, todo[1:], settings), "other trials"),
+        ((policy, todo, replace(settings, seed=1)), "made otherwise"),
+        ((replace(policy, model=TINY.build(policy.interface)), todo, settings), "another policy"),
+    ):
+        with pytest.raises(UserError, match=said):
+            before(folder, *other)
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(UserError, match="holds no trials"):
+        before(tmp_path / "notes", policy, todo, settings)
 
 
 class Telling:

@@ -111,8 +111,8 @@ def test_a_viewer_sees_the_robot_and_its_trials_are_counted():
 
 
 def test_failed_trials_correct_the_next_ones_and_another_robot_is_not_known():
-    stand, encoder = Stand(lambda shift: False), Encoder()
-    with background(show(stand, encoder)) as address, Viewer(address) as viewer:
+    encoder = Encoder()
+    with background(show(Stand(lambda shift, known: False, encoder))) as address, Viewer(address) as viewer:
         assert viewer.message("welcome")["encoder"] is True
         viewer.send("correct", on=True)
         viewer.message("state", lambda s: len(s["outcomes"]) >= 7)

@@ -38,11 +38,12 @@ class Facts:
 class Stand:
     """What its robots have done, and what they shall do.
 
-    solves: whether a trial under a shift succeeds, at its third step. gate: every step waits for it.
+    solves: whether a trial under a shift, of which a token is known or None, succeeds, at its third step. gate: every
+    step waits for it.
     """
 
-    def __init__(self, solves=lambda shift: shift == "nominal") -> None:
-        self.solves, self.gate = solves, threading.Event()
+    def __init__(self, solves=lambda shift, known: shift == "nominal", encoder: "Encoder | None" = None) -> None:
+        self.solves, self.encoder, self.gate = solves, encoder, threading.Event()
         self.gate.set()
         self.threads: set[int] = set()
         self.begun: list[tuple[str, int]] = []  # shift and seed of every trial
@@ -76,7 +77,7 @@ class Robot:
     def reset(self, *, seed: int):
         self.note()
         self.stand.begun.append((self.shift, seed))
-        self.moment = 0
+        self.moment, self.known = 0, self.stand.encoder.take() if self.stand.encoder else None
         self.told(self)
         return {"state": np.zeros(1, np.float32)}, {}
 
@@ -87,7 +88,7 @@ class Robot:
             raise self.stand.fails
         self.stand.steps += 1
         self.moment += 1
-        over = self.moment == 3 and self.stand.solves(self.shift)
+        over = self.moment == 3 and self.stand.solves(self.shift, self.known)
         self.told(self)
         return {"state": np.zeros(1, np.float32)}, 0.5, over, False, {"success": over}
 
@@ -107,16 +108,22 @@ class Encoder:
     """A context encoder whose n-th token is [2 ** n, 1], and that keeps what the policy is told."""
 
     def __init__(self) -> None:
-        self.made, self.told = 0, []
+        self.made, self.told, self.newest = 0, [], None
 
     def token(self, policy, trial) -> torch.Tensor:
         self.made += 1
         return torch.tensor([2.0 ** (self.made - 1), 1.0])
 
     def context(self, token: torch.Tensor) -> torch.Tensor:
-        self.told.append(token.tolist())
+        self.newest = token.tolist()
+        self.told.append(self.newest)
         return torch.zeros(16)
 
+    def take(self) -> list[float] | None:
+        """What the policy is told of the trial that begins."""
+        taken, self.newest = self.newest, None
+        return taken
 
-def show(stand: Stand, encoder=None, **plan) -> Show:
-    return Show(tiny_policy(), encoder, Plan(**{"horizon": HORIZON, "trials": 2, **plan}), opens=stand.open)
+
+def show(stand: Stand, **plan) -> Show:
+    return Show(tiny_policy(), stand.encoder, Plan(**{"horizon": HORIZON, "trials": 2, **plan}), opens=stand.open)

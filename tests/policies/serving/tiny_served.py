@@ -60,6 +60,7 @@ class Obedient:
     batches: list[list[int]] = field(default_factory=list)  # seeds of the requests of each inference
     fails: Exception | None = None
     together: bool = False
+    context: int | None = None  # it has no context encoder
 
     def __post_init__(self) -> None:
         self.gate.set()
