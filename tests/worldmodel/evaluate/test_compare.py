@@ -102,10 +102,14 @@ def test_another_arm_costs_its_own_measurement_only(recordings, report, tmp_path
 def test_broken_file_is_named(recordings, tmp_path):
     evaluate_compare((Arm("a", ("n0",)), Arm("b", ("n0",))), recordings, kept=tmp_path, **OPTIONS)
     (path,) = tmp_path.glob("*.npz")
+    raw = load_kept(tmp_path, path.stem, {}).raw
+    with pytest.raises(UserError, match=rf"{path.name}: not a measurement .* \('raw' must hold finite numbers \[9"):
+        load_kept(tmp_path, path.stem, {"raw": (9, 9)})
+    assert np.array_equal(load_kept(tmp_path, path.stem, {"raw": raw.shape}).raw, raw)
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(UserError, match=f"{path.name}: not a measurement of ours"):
-        load_kept(tmp_path, path.stem)
-    assert load_kept(tmp_path, "nothing") is None
+        load_kept(tmp_path, path.stem, {})
+    assert load_kept(tmp_path, "nothing", {}) is None
 
 
 @pytest.mark.slow
@@ -147,7 +151,7 @@ def test_sizes_that_do_not_fit(recordings):
         run(settings=replace(SIZES, windows=6))
     with pytest.raises(UserError, match="rollouts must be at least 1, not 0"):
         run(settings=replace(SIZES, rollouts=0))
-    with pytest.raises(UserError, match="different encoders"):
+    with pytest.raises(UserError, match="name one twice"):
         run(encoders=("autoencoder", "autoencoder"))
     with pytest.raises(UserError, match="two held-out episodes"):
         evaluate_compare(ARMS, panorama.recordings(1, 60), **OPTIONS)

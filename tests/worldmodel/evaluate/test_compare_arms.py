@@ -33,6 +33,13 @@ def test_bad_arms(texts, message):
         parse_arms(texts)
 
 
+def test_a_run_and_the_model_that_it_made_are_one(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    with pytest.raises(UserError, match="names a folder twice"):
+        parse_arms(("a=x,y", f"b={tmp_path},{tmp_path}/model"))
+
+
 def test_arms_keep_their_order():
     assert parse_arms(("base=x, y", "new=z")) == (Arm("base", ("x", "y")), Arm("new", ("z",)))
 

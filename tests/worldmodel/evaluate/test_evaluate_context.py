@@ -195,7 +195,7 @@ def test_settings_out_of_range(recordings, change, message):
 
 
 def test_measures_are_checked(recordings):
-    with pytest.raises(UserError, match="different measures"):
+    with pytest.raises(UserError, match="name one twice"):
         evaluate_context(one("all"), recordings, **OPTIONS | {"measures": ("psnr", "psnr")})
     with pytest.raises(UserError, match="no such encoder"):
         evaluate_context(one("all"), recordings, **OPTIONS | {"measures": ("nothing",)})

@@ -11,7 +11,7 @@ from worldmodel.evaluate.compare.measure import Measurement
 from worldmodel.evaluate.compare.statistics import Curves
 from worldmodel.evaluate.long_rollouts import Scale
 from worldmodel.models.interface import first_difference
-from worldmodel.models.world import WorldModel
+from worldmodel.models.world import WorldModel, made_in
 
 Open = Callable[[str], WorldModel]
 
@@ -32,7 +32,7 @@ def parse_arms(texts: Sequence[str], least: int = 2) -> tuple[Arm, ...]:
         folders = tuple(folder.strip() for folder in rest.split(","))
         if not sign or not name.strip() or not all(folders):
             raise UserError(f"arm '{text}': give NAME=FOLDER,FOLDER,... with a folder for each training seed")
-        if len({Path(folder).resolve() for folder in folders}) < len(folders):
+        if len({made_in(Path(folder)).resolve() for folder in folders}) < len(folders):
             raise UserError(f"arm '{text}': names a folder twice; every folder is a training seed of its own")
         if "/" in name or name.strip() == "recorded":
             raise UserError(f"arm '{text}': a name is not 'recorded' and holds no '/'; metrics are called ARM/MEASURE")

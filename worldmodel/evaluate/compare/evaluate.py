@@ -136,10 +136,12 @@ def _measured(
     quiet: bool,
 ) -> Measured:
     found: list[Measurement] = []
+    windows = len(bench.starts)
+    shapes = {"raw": (len(scales), windows), "contrast": (windows,), "colour": (windows,)}
     for folder in arm.folders:
         world = open_world(folder)
         key = kept_key(shared, model_key(world))
-        known = load_kept(kept, key)
+        known = load_kept(kept, key, shapes)
         if known is None:
             name = f"{arm.name} {len(found) + 1}/{len(arm.folders)}"
             known = _measure(world, bench, scales, reader, name, quiet)

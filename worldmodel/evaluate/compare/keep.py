@@ -10,6 +10,7 @@ import json
 import os
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,23 @@ def kept_key(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
-def load_kept(folder: Path | None, key: str) -> Measurement | None:
-    """The measurement of that key, None if the folder has none. A file that cannot be read is a UserError."""
+def load_kept(folder: Path | None, key: str, shapes: Mapping[str, tuple[int, ...]]) -> Measurement | None:
+    """The measurement of that key, None if the folder has none.
+
+    shapes: of some of its arrays, whose numbers must be finite. A file that cannot be read or is not so is a UserError.
+    """
     path = None if folder is None else folder / f"{key}.npz"
     if path is None or not path.exists():
         return None
     arrays = _read(path)
     try:
-        return Measurement(**{field.name: arrays[field.name] for field in fields(Measurement)})
+        found = Measurement(**{field.name: arrays[field.name] for field in fields(Measurement)})
     except KeyError as error:
         raise _broken(path, error) from error
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
+            raise _broken(path, f"'{name}' must hold finite numbers {list(shape)}")
+    return found
 
 
 def keep(folder: Path | None, key: str, found: Measurement, about: dict[str, Any]) -> None:
@@ -97,5 +105,5 @@ def _read(path: Path) -> dict[str, Any]:
         raise _broken(path, error) from error
 
 
-def _broken(path: Path, error: Exception) -> UserError:
+def _broken(path: Path, error: Exception | str) -> UserError:
     return UserError(f"{path}: not a measurement of ours ({error}); delete it to measure again")
