@@ -147,8 +147,9 @@ class LocalEncoder:
         self.net, self.pooled = _transformers(path, device) if path.is_dir() else (_torchscript(path, device), False)
         for parameter in self.net.parameters():
             parameter.requires_grad_(False)
-        with torch.no_grad():  # before anything costs time: a grey picture, to see whether it takes this size at all
-            self.features(torch.zeros(1, 3, size, size))
+        self.dimension = 0
+        with torch.no_grad():  # before anything costs time: two grey pictures, to see whether it takes this size at all
+            self.dimension = self.features(torch.zeros(2, 3, size, size)).shape[1]
 
     def features(self, pixels: Tensor) -> Tensor:
         x = (_resized(unit(pixels.to(self.device)), self.size) + 1) / 2
@@ -157,6 +158,11 @@ class LocalEncoder:
         out = self._run(x)
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(pixels) or not out.shape[1]:
             raise UserError(f"{self.path}: an encoder must return features [N, D], this one does not")
+        if self.dimension and out.shape[1] != self.dimension:
+            raise UserError(
+                f"{self.path}: an encoder's features are of one number; this one gives {out.shape[1]} for {len(out)} "
+                f"pictures, {self.dimension} for two"
+            )
         return out.float()
 
     def _run(self, x: Tensor) -> Any:

@@ -221,7 +221,7 @@ class OfNothing(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (OfFixedSize, r"net\.pt: the encoder cannot take pictures of \[1, 3, 224, 224\] \(.*1x150528 and 12288x5"),
+        (OfFixedSize, r"net\.pt: the encoder cannot take pictures of \[2, 3, 224, 224\] \(.*2x150528 and 12288x5"),
         (OfNothing, r"net\.pt: an encoder must return features"),
     ],
 )
@@ -254,3 +254,18 @@ def test_encoders_go_by_different_names():
         check_encoders("here", ("a/my-net.pt", "b/my_net.ts"))
     with pytest.raises(UserError, match="here: '' names no encoder"):
         check_encoders("here", ("",))
+
+
+class OfItsBatch(nn.Module):
+    """As many features as pictures."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((1, 2, 3))[:, None].expand(len(x), len(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_encoder_has_one_number_of_features(tmp_path):
+    torch.jit.script(OfItsBatch()).save(str(tmp_path / "net.pt"))
+    encoder = open_encoder(str(tmp_path / "net.pt"), PixelTokenizer(PixelTokenizerConfig()))
+    with pytest.raises(UserError, match=r"net\.pt: .* one number; this one gives 3 for 3 pictures, 2 for two"):
+        encoder.features(torch.zeros(3, 3, 8, 8))
