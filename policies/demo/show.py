@@ -85,6 +85,7 @@ class Show:
         self._viewers: list[Outbox] = []
         self._running, self._paused, self._speed = True, False, 0.5
         self._attempt: Attempt | None = None
+        self._robot: ShownRobot | None = None
         self._due = self._drawn = self._began = 0.0
         self._state = self._last = None  # the newest of each, for who comes later
         self._open = threading.Event()
@@ -211,7 +212,8 @@ class Show:
             known = self._adaptation.context(attempt.token)
         try:
             for row, trial in run_cases(self.policy, [case], self._settings, robots, attempt.number, [known]):
-                self._show(robots.get(case.task, 0))  # type: ignore[arg-type]
+                assert self._robot is not None
+                self._show(self._robot)
                 self._rounds.finish(attempt, row, trial)
                 self._attempt = None
                 self._tell()
@@ -225,6 +227,7 @@ class Show:
 
     def _told(self, robot: ShownRobot) -> None:
         """Between two control steps: obey, keep to the time, draw. Raises _Interrupted when the trial is over."""
+        self._robot = robot
         self._obey()
         if self._speed and robot.moment:
             self._due = max(self._due + 1 / (self._speed * self.policy.interface.fps), time.perf_counter() - 0.1)
