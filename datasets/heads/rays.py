@@ -9,6 +9,7 @@ from worldmodel.datasets.heads.scene import Pose
 from worldmodel.datasets.heads.shape import RADIUS, Shape
 
 STEPS = 7
+BEHIND = 0.4  # sine of the angle behind the middle of an ellipsoid up to which bulges are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +58,25 @@ def meet(shape: Shape, turned: Tensor, x: Tensor, y: Tensor, pixel: Tensor) -> H
     aa = a[0] * a[0] + a[1] * a[1] + a[2] * a[2]
     inside = ae * ae - ee * (aa - shape.largest**2)
     t = (inside.clamp(min=0).sqrt_() - ae) / ee
-    least, most = 0.45 * ee.sqrt(), 8 * ee.sqrt()
-    q, length, gap, before, moved = a, aa, aa, aa, None
+    unit = ee.sqrt()
+    least, most, behind = 0.45 * unit, 8 * unit, -BEHIND * unit
+    q, length, gap, nearest, moved = a, aa, aa, torch.full_like(aa, 9.0), None
+    before = gap
     for step in range(STEPS + 1):
         q = [torch.addcmul(a[i], t, e[:, i]) for i in range(3)]
         length = torch.addcmul(q[0] * q[0], q[1], q[1]).addcmul_(q[2], q[2]).sqrt_()
         near = (length + q[2]).clamp_(min=1e-3).reciprocal_()
         gap = length - shape.at(q[0] * near, q[1] * near, slice(RADIUS, RADIUS + 1))[:, 0]
+        nearest = torch.minimum(nearest, gap)
         if step < STEPS:
             slope = torch.addcmul(ae, t, ee).div_(length)
             steep = slope.maximum(least)
             if moved is not None:  # where the radius grows along the ray, as the last step has shown
                 grown = torch.where(moved.abs() > 1e-5, (before - gap) / moved, 0.0)
                 steep = steep.maximum(grown.clamp_(max=most))
-            moved = torch.where(slope > 0, (0.9 * gap).div_(steep), 0.0)
+            moved = torch.where(slope > behind, (0.9 * gap).div_(steep), 0.0)
             t, before = t - moved, gap
-    beside = gap - 0.02
+    beside = nearest - 0.02
     return _surface(shape, q, length, (1 - beside * (0.8 / pixel)).clamp_(0, 1))
 
 
