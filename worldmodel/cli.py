@@ -69,6 +69,15 @@ COMMANDS = {
     "swap": Command("worldmodel.face.command", "swap", ("target",), "a video's faces for that of a reference picture"),
     "face fetch": Command(FACE, "fetch_command", (), "get the published networks that swap uses"),
     "face consent": Command(FACE, "consent_command", ("reference",), "the record of consent that swap asks for"),
+    "face gather": Command(
+        "worldmodel.datasets.faces.gather", "gather_command", ("videos",), "aligned faces of videos, to train a swap on"
+    ),
+    "face reverse": Command(
+        "worldmodel.datasets.faces.reverse", "reverse_command", ("faces",), "swapped inputs for gathered faces"
+    ),
+    "face manifest": Command(
+        "worldmodel.datasets.faces.manifest", "manifest_command", ("videos",), "what a swap is evaluated on"
+    ),
     "face verify": Command(FACE, "verify_command", ("video",), "check a swapped video's signed side file"),
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }

@@ -86,6 +86,7 @@ def _surface(shape: Shape, q: list[Tensor], length: Tensor, cover: Tensor) -> Hi
     near = 1 / (1 + u[2]).clamp(min=1e-3)
     s_x, s_y = u[0] * near, u[1] * near
     slope_x, slope_y, hair, light = shape.at(s_x, s_y, slice(1, 5)).unbind(1)
+    hair = hair.clamp(0, 1)  # bilinear weights may sum to a little more than 1
     # The gradient of |q| - R(s(q)): ds_x / dq = (x / |q| - s_x (u + z / 1)) / (1 + u_z) / |q| up to the radius.
     scale = near / length
     slope_x, slope_y = slope_x * scale, slope_y * scale

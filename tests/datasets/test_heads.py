@@ -1,7 +1,9 @@
 """The renderer of heads against what is known of its pictures, and the clips of exact swaps made with it."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -352,3 +354,16 @@ def test_curriculum_and_controls() -> None:
 def test_settings_that_make_no_clips(wrong: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         replace(SMALL, **wrong)
+
+
+@pytest.mark.needs("h264")
+def test_the_demo_writes_a_sheet_and_a_video(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from demos.heads import main
+
+    few = ["--clips", "2", "--frames", "3", "--size", "32"]
+    assert main([str(tmp_path / "a.png"), *few]) == 0 and main([str(tmp_path / "a.mp4"), *few]) == 0
+    sheet = cv2.imread(str(tmp_path / "a.png"))
+    assert sheet is not None and sheet.shape == (2 * 2 * 2 * 32, 4 * 2 * 32, 3)
+    assert (tmp_path / "a.mp4").stat().st_size > 1000
+    assert main([str(tmp_path / "a.gif"), *few]) == 2 and main([str(tmp_path / "b.png"), "--size", "30"]) == 2
+    assert "size must be a multiple of 4" in capsys.readouterr().err
