@@ -20,24 +20,27 @@ from worldmodel import flow
 from worldmodel.chunk import Chunk
 from worldmodel.errors import UserError
 from worldmodel.memory import Geometry, Memory, MemoryConfig
+from worldmodel.policies.eyes import FrozenFeatures, Keypoints, eye_on_frozen, trained_eye
 from worldmodel.policies.observation import Interface, Observation
 from worldmodel.state import State
 
 EPS = 1e-6
-SHARPNESS = 10.0  # of the softmax over places: at 1 it starts out flat, and a goal of two pixels is not found in time
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """Sizes. chunk: K actions made together. dim, depth, heads, hidden: of the transformer over them. channels: of the
-    convolutions, each of which but the last halves the picture. keypoints: P per camera. time_width: of the embedding
-    of the flow time."""
+    """Sizes. chunk: K actions made together. dim, depth, heads, hidden: of the transformer over them. eyes: what sees
+    the pictures, convolutions that are trained, or the first stages of EfficientNet-Lite0 with ImageNet's weights,
+    frozen, with trained ones on top. channels: of the trained convolutions, each of which but the last halves the
+    picture; on frozen features the last number alone counts. keypoints: P per camera. time_width: of the embedding of
+    the flow time."""
 
     chunk: int = 16
     dim: int = 128
     depth: int = 4
     heads: int = 4
     hidden: int = 384
+    eyes: Literal["trained", "lite0"] = "trained"
     channels: tuple[int, ...] = (16, 32, 32)
     keypoints: int = 32
     time_width: int = 64
@@ -80,7 +83,8 @@ class FlowPolicy(nn.Module):
             self.register_buffer(f"{name}_middle", of.middle, persistent=False)
             self.register_buffer(f"{name}_half", of.half, persistent=False)
         dim, actions = cfg.dim, len(interface.action.names)
-        self.eyes = nn.ModuleList(Keypoints(cfg.channels, cfg.keypoints) for _ in interface.cameras)
+        self.frozen = FrozenFeatures() if cfg.eyes == "lite0" else None
+        self.eyes = nn.ModuleList(self._eye() for _ in interface.cameras)
         self.words = nn.Embedding(len(interface.vocabulary) + 1, dim, padding_idx=0)
         self.state_in = nn.Sequential(nn.Linear(len(interface.state.names), dim), nn.SiLU())
         seen = 2 * cfg.keypoints * len(interface.cameras)
@@ -141,7 +145,13 @@ class FlowPolicy(nn.Module):
     def look(self, image: Tensor) -> Tensor:
         """Pictures uint8 [B, N, 3, H, W] to what the eyes make of them, [B, N, 2 * P]."""
         pictures = image.to(self.action_in.weight.dtype) / 127.5 - 1
+        if self.frozen is not None:
+            pictures = self.frozen(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
         return torch.stack([eye(pictures[:, camera]) for camera, eye in enumerate(self.eyes)], 1)
+
+    def _eye(self) -> Keypoints:
+        channels, keypoints = self.cfg.channels, self.cfg.keypoints
+        return trained_eye(channels, keypoints) if self.frozen is None else eye_on_frozen(channels[-1], keypoints)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -185,26 +195,3 @@ class Block(nn.Module):
         q, k, v = self.qkv(modulated(h, shift1, scale1)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         h = h + gate1 * self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return h + gate2 * self.down(F.gelu(self.up(modulated(h, shift2, scale2)), approximate="tanh"))
-
-
-class Keypoints(nn.Module):
-    """Pictures [B, 3, H, W] in [-1, 1] to where P learned features are, [B, 2 * P] in [-1, 1]: all x, then all y."""
-
-    def __init__(self, channels: tuple[int, ...], keypoints: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        last = 3
-        for number, width in enumerate(channels):
-            stride = 2 if number + 1 < len(channels) else 1
-            layers += [nn.Conv2d(last, width, 5 if number == 0 else 3, stride, 2 if number == 0 else 1)]
-            layers += [nn.GroupNorm(width // 8, width), nn.SiLU()]
-            last = width
-        self.features = nn.Sequential(*layers, nn.Conv2d(last, keypoints, 1))
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        maps = SHARPNESS * self.features(pictures)
-        rows, columns = maps.shape[2:]
-        weight = maps.flatten(2).softmax(-1).unflatten(-1, (rows, columns))
-        x = weight.sum(2) @ torch.linspace(-1, 1, columns, device=maps.device, dtype=maps.dtype)
-        y = weight.sum(3) @ torch.linspace(-1, 1, rows, device=maps.device, dtype=maps.dtype)
-        return torch.cat((x, y), -1)

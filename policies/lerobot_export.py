@@ -19,4 +19,8 @@ def export_to_lerobot(checkpoint: Path, out: Path) -> None:
         raise UserError(
             "the plug-in lerobot_policy_worldmodel is not installed: pip install -e policies/lerobot_plugin"
         ) from error
-    export(Policy.find(checkpoint), out)
+    policy = Policy.find(checkpoint)
+    eyes = policy.model.cfg.eyes
+    if eyes != "trained":
+        raise UserError(f"{checkpoint}: lerobot's plug-in knows policies with eyes 'trained', not '{eyes}'")
+    export(policy, out)

@@ -44,7 +44,10 @@ class PolicyRun(Training, Recipe):
     def build(self) -> FlowPolicy:
         """UserErrors for data that cannot be learned from and parts that do not fit each other."""
         self.acting.check(self.model.chunk)
-        return self.model.build(self.batches.read.interface)
+        model = self.model.build(self.batches.read.interface)
+        if model.frozen is not None:
+            model.frozen.load_imagenet()
+        return model
 
     def build_objective(self, model: nn.Module, add: Callable[[str, nn.Module], nn.Module]) -> Objective:
         return self.objective.build(model, self.model.chunk, self.seed)
@@ -78,7 +81,8 @@ class PolicyTemplate:
     model: FlowPolicy
 
     def fill(self, weights: dict[str, Tensor], card: dict[str, Any]) -> Policy:
-        load_into(self.model, weights, str(self.run.out))
+        fixed = {name: t for name, t in self.model.state_dict().items() if name.startswith("frozen.")}
+        load_into(self.model, {**fixed, **weights}, str(self.run.out))
         return Policy(self.model.eval().requires_grad_(False), self.run.acting, card)
 
     def look(self, made: Policy, video: Path) -> None:
