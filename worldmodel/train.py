@@ -27,9 +27,8 @@ from worldmodel.capabilities import check
 from worldmodel.checkpoint import Role
 from worldmodel.chunk import Clip
 from worldmodel.ema import Ema
-from worldmodel.errors import UserError, out_of_memory
+from worldmodel.errors import Diverged, UserError, out_of_memory
 from worldmodel.folders import alone
-from worldmodel.generate import Diverged
 from worldmodel.identity import check_identity, frozen_weights, identity
 from worldmodel.objectives.base import Objective, Update
 from worldmodel.progress import Line, StopSignal, listed
@@ -222,9 +221,14 @@ def _accelerator(run: Training) -> Accelerator:
 
 @contextmanager
 def _advice(run: Training, recipe: Recipe) -> Iterator[None]:
-    """Turn what a user can do something about into one line: memory that runs out, a full disk."""
+    """Turn what a user can do something about into one line: memory that runs out, a full disk.
+
+    Where an objective has given up, the line says where the training can go on from.
+    """
     try:
         yield
+    except Diverged as error:
+        raise UserError(f"{error}; {checkpoint.last(run.out)}") from error
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

@@ -62,7 +62,7 @@ class WorldRecipe(Recipe):
                 return forcing.build(model, shape, run.seed, run.stream, run.data.tokenizer)
             case SelfForcing() as forcing:
                 assert isinstance(shape, DiTConfig)
-                teacher = forcing.frozen(shape)
+                teacher = forcing.frozen(shape, run.data.tokenizer)
                 device = next(model.parameters()).device
                 critic = copy.deepcopy(teacher.model.to(device)).requires_grad_(True)
                 return forcing.build(model, add("critic", self._equipped(critic)), teacher, run.seed, run.stream)

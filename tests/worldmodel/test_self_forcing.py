@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import close, small_clip, small_dit
+from safetensors.torch import load_file, save_file
+from tiny import close, small_clip, small_dit, tiny_run
 
 from worldmodel.differentiable import Gradients
 from worldmodel.errors import UserError
@@ -13,6 +14,7 @@ from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.own_rollouts import OwnRollouts, Rollouts, check_lengths
 from worldmodel.objectives.self_forcing import SelfForcing, SelfForcingObjective, Teacher
 from worldmodel.sampler import Euler, Pipelined
+from worldmodel.train import train
 
 STREAM = StreamConfig(memory=WindowConfig(ring=4), sampler=Euler(steps=3))
 
@@ -130,3 +132,23 @@ def test_bad_configurations():
         check_lengths(growing, 2, 20, ((3, 2),), (0, 5), 6)
     whole = OwnRollouts().build(model, replace(STREAM, memory=FullConfig()), 0)
     assert whole.first(small_clip(model, frames=14), 0, 6).x.shape[1] == 12
+
+
+def test_a_teacher_of_another_tokenizer_is_refused(tmp_path):
+    """Equal shapes say nothing: the same numbers mean other pictures."""
+    taught = tiny_run(tmp_path / "run", steps=1, validate=0)
+    train(taught)
+    shape = taught.model
+    forcing = SelfForcing(teacher=str(tmp_path / "run"))
+    assert forcing.frozen(shape, tmp_path / "tokenizer").memory == taught.stream.memory
+    weights = tmp_path / "tokenizer" / "model.safetensors"
+    stored = load_file(weights)
+    save_file({name: value.bfloat16() for name, value in stored.items()}, weights)  # rounded, as what ships may be
+    forcing.frozen(shape, tmp_path / "tokenizer")
+    save_file({name: value.roll(1, 0) for name, value in stored.items()}, weights)
+    with pytest.raises(UserError, match=r"run: the teacher's tokenizer is not .*tokenizer, which made the run's lat"):
+        forcing.frozen(shape, tmp_path / "tokenizer")
+    with pytest.raises(UserError, match="no teacher is named"):
+        SelfForcing(teacher="").frozen(shape, tmp_path / "tokenizer")
+    with pytest.raises(UserError, match=r"run: the teacher's chunk is 2, the run's model.chunk is 3"):
+        forcing.frozen(replace(shape, chunk=3), tmp_path / "tokenizer")

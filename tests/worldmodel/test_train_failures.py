@@ -14,7 +14,7 @@ from tiny import FROM_CLEAN, same_training, tiny_run
 
 from worldmodel import checkpoint
 from worldmodel import train as training
-from worldmodel.errors import UserError
+from worldmodel.errors import Diverged, UserError
 from worldmodel.models.world import WorldModel
 from worldmodel.objectives.flow_matching import FlowMatchingObjective
 from worldmodel.train import train
@@ -53,6 +53,20 @@ def test_a_validation_that_is_not_finite_ends_with_the_same_advice(value, tmp_pa
     assert WorldModel.load(tmp_path / "run" / "model").card["step"] == 6
     monkeypatch.undo()
     assert train(tiny_run(tmp_path / "run")) == whole
+
+
+def test_an_objective_that_gives_up_says_where_to_go_on_from(tmp_path, monkeypatch):
+    original, calls = FlowMatchingObjective.updates, []
+
+    def updates(self, clips):
+        calls.append(clips)
+        if len(calls) == 5:
+            raise Diverged("4 steps in a row were skipped")
+        return original(self, clips)
+
+    monkeypatch.setattr(FlowMatchingObjective, "updates", updates)
+    with pytest.raises(UserError, match=r"^4 steps .* skipped; the last good checkpoint is .*/step_00000004$"):
+        train(tiny_run(tmp_path / "run", save_every=2))
 
 
 def test_a_metric_that_is_not_finite_ends_with_the_same_advice(tmp_path, monkeypatch):

@@ -27,10 +27,11 @@ from worldmodel.errors import Diverged, UserError
 from worldmodel.frechet.distance import Frechet
 from worldmodel.frechet.features import DecodedFeatures, FeatureMap, LatentStatistics
 from worldmodel.frechet.loss import FrechetLoss, Scored, Term, centred
-from worldmodel.frechet.mark import check_mark, mark_of
+from worldmodel.frechet.mark import mark_of
 from worldmodel.frechet.moments import Moments
 from worldmodel.frechet.population import Average, Queue
 from worldmodel.frechet.ranks import merge_moments, num_ranks, on_all_ranks
+from worldmodel.frechet.reference import read_reference, reference_state
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import StreamConfig
@@ -208,7 +209,7 @@ class FrechetForcingObjective(Objective):
         except Diverged as error:
             self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
             if self.in_a_row >= self.cfg.patience:
-                raise UserError(
+                raise Diverged(
                     f"Frechet forcing: {self.in_a_row} steps in a row were skipped, the last because {error}; lower "
                     f"the learning rate or the weights, or start from a better model"
                 ) from error
@@ -298,13 +299,7 @@ class FrechetForcingObjective(Objective):
             return found
         found |= {f"population.{key}": value for key, value in self.loss.state_dict().items()}
         for name, term in self.loss.terms.items():
-            moments = term.distance.reference
-            found |= {
-                f"reference.{name}.mean": moments.mean.cpu(),
-                f"reference.{name}.covariance": moments.covariance.cpu(),
-                f"reference.{name}.count": torch.tensor(moments.count),
-                f"reference.{name}.mark": self._mark(name),
-            }
+            found |= reference_state(name, term.distance.reference, self._mark(name))
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -312,27 +307,10 @@ class FrechetForcingObjective(Objective):
         self.step, self.skipped, self.in_a_row = (int(state[k]) for k in ("step", "skipped", "in_a_row"))
         if not self.maps:
             return
-        real: dict[str, Moments] = {}
-        for name, phi in self.maps.items():
-            try:
-                mean, covariance, count = (state[f"reference.{name}.{k}"] for k in ("mean", "covariance", "count"))
-            except KeyError as error:
-                raise UserError(
-                    f"Frechet forcing: the checkpoint has no {error}: it was made with other terms"
-                ) from None
-            if len(mean) != phi.source.dimension:
-                raise UserError(
-                    f"Frechet forcing: the checkpoint's reference '{name}' has {len(mean)} features, the encoder now "
-                    f"{phi.source.dimension}"
-                )
-            if covariance.shape != (len(mean), len(mean)):
-                raise UserError(
-                    f"Frechet forcing: the checkpoint's covariance of '{name}' is {list(covariance.shape)}, its mean "
-                    f"has {len(mean)} features"
-                )
-            if f"reference.{name}.mark" in state:  # checkpoints of an older version have none
-                check_mark(f"Frechet forcing: {name}", self._mark(name), state[f"reference.{name}.mark"])
-            real[name] = Moments(mean, covariance, int(count))
+        real = {
+            name: read_reference("Frechet forcing", name, state, self._mark(name), phi.source.dimension)
+            for name, phi in self.maps.items()
+        }
         self.loss = self._loss(real)
         prefix = "population."
         self.loss.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})

@@ -29,6 +29,7 @@ from worldmodel.chunk import ActionControl, Clip
 from worldmodel.errors import UserError
 from worldmodel.memory import MemoryConfig
 from worldmodel.models.dit import DiT, DiTConfig
+from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.models.world import StreamConfig, WorldModel
 from worldmodel.objectives.base import Objective, Update, check_number
 from worldmodel.objectives.own_rollouts import Made, OwnRollouts, Rollouts
@@ -64,13 +65,19 @@ class SelfForcing:
         """The latent frames that a clip must have at a training step."""
         return self.rollouts.frames(chunk, step)
 
-    def frozen(self, config: DiTConfig) -> "Teacher":
-        """The teacher, without gradients. UserError if it does not make chunks like those of the run's `config`."""
+    def frozen(self, config: DiTConfig, tokenizer: Path) -> "Teacher":
+        """The teacher, without gradients. UserError if it does not make chunks like those of the run's `config`, or
+        latents of another tokenizer than the one in the folder `tokenizer`."""
+        if not self.teacher:
+            raise UserError("self forcing: no teacher is named; give the folder of a world model or of a run")
         world = WorldModel.find(Path(self.teacher))
         for name in ("channels", "size", "chunk", "actions", "text"):
             found, wanted = getattr(world.dit.cfg, name), getattr(config, name)
             if found != wanted:
                 raise UserError(f"{self.teacher}: the teacher's {name} is {found}, the run's model.{name} is {wanted}")
+        ours: Any = load_tokenizer(tokenizer)
+        if not _alike(ours, world.tokenizer):
+            raise UserError(f"{self.teacher}: the teacher's tokenizer is not {tokenizer}, which made the run's latents")
         return Teacher(world.dit, world.stream.memory)
 
     def build(
@@ -158,3 +165,13 @@ class SelfForcingObjective(Objective):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = int(state["step"])
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two tokenizers are one, up to the rounding of what is stored with fewer bits."""
+    x, y = a.state_dict(), b.state_dict()
+    return (
+        type(a) is type(b)
+        and {k: v.shape for k, v in x.items()} == {k: v.shape for k, v in y.items()}
+        and all(torch.allclose(x[k].cpu().float(), y[k].cpu().float(), rtol=0.01, atol=1e-3) for k in x)
+    )
