@@ -275,6 +275,7 @@ def compare(arguments: argparse.Namespace) -> None:
         perform(experiment, arm, seeds, out)
     report = summarise(f"python demos/pde.py {' '.join(sys.argv[1:])}", experiment, seeds, arms, out)
     write(report, file)
+    make_folder(picture.parent)
     plot(experiment, seeds, arms, out, picture)
     print("\n".join(report.lines()))
 

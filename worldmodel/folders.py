@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from worldmodel.errors import UserError
@@ -18,14 +18,20 @@ def check_creatable(path: Path) -> None:
 
 
 def check_outputs(*folders: Path | None, file: Path | None = None) -> None:
-    """Make the folders, and that of the file, before hours go into what they will hold; None stands for none given.
+    """Try to make the folders, and that of the file, before hours go into what they will hold; None stands for none.
 
-    A UserError for one that cannot be made or written to, and for a file that is a folder.
+    What was made for it is gone again: a command that then refuses its other input leaves nothing. A UserError for one
+    that cannot be made or written to, and for a file that is a folder.
     """
     for folder in (*folders, None if file is None else file.parent):
         if folder is not None:
+            new = [path for path in (folder, *folder.parents) if not path.exists()]
             make_folder(folder)
-            if not os.access(folder, os.W_OK | os.X_OK):
+            writable = os.access(folder, os.W_OK | os.X_OK)
+            for path in new:  # the innermost first
+                with suppress(OSError):  # somebody has begun to use it
+                    path.rmdir()
+            if not writable:
                 raise UserError(f"{folder}: cannot be written to")
     if file is not None and file.is_dir():
         raise UserError(f"{file}: is a folder; give the name of a file")

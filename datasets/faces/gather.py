@@ -16,7 +16,7 @@ from worldmodel.face.faces import Networks
 from worldmodel.face.reading import Picture, open_source
 from worldmodel.face.region import PADDING, crop_region
 from worldmodel.face.track import Track, Tracker, Tracking
-from worldmodel.folders import check_outputs
+from worldmodel.folders import check_outputs, make_folder
 from worldmodel.options import check_range, check_threads
 from worldmodel.progress import progress_bar
 
@@ -68,6 +68,7 @@ def gather(
     longest: int,
 ) -> list[Piece]:  # fmt: skip
     """Write the pieces of all videos and their index. A UserError if there is no face in any of them."""
+    make_folder(out)
     pieces = list[Piece]()
     with progress_bar("gather", len(paths), unit="videos") as advance:
         for path in paths:

@@ -74,7 +74,12 @@ def half_of_a_sharded_run(rank, port, out, kind):
 
 @pytest.mark.parametrize("kind", [AdamW, Muon])
 def test_sharded_by_fsdp2(kind, tmp_path):
-    """Two processes with a shard of every tensor each: the files are those of a run that is not sharded."""
+    """Two processes with a shard of every tensor each: the files are those of a run that is not sharded.
+
+    Adam divides by the root of a second moment: where gradients are nearly 0 it makes steps of another order of a sum,
+    up to a part of lr * 3 steps = 0.03.
+    """
+    tolerance = {AdamW: 5e-4, Muon: 2e-5}[kind]
     processes, port = [], free_port()
     for rank in range(2):
         processes.append(FROM_CLEAN.Process(target=half_of_a_sharded_run, args=(rank, port, tmp_path, kind)))
@@ -90,14 +95,14 @@ def test_sharded_by_fsdp2(kind, tmp_path):
         stored = read_tensors(saved / f"{name}.safetensors")
         assert stored.keys() == tensors.keys()
         for key, tensor in tensors.items():
-            close(stored[key], tensor, 2e-5)
+            close(stored[key], tensor, tolerance)
         a, b = (read_tensors(folder / f"{name}.safetensors") for folder in (went_on, resumed))
         assert all(torch.equal(a[key], b[key]) for key in a)
     alone = role(kind, steps=0)
     checkpoint.restore(saved, {"model": alone})  # and one process can go on with it
     advance(alone, 2, seed=1, rows=torch.arange(4))
     for key, tensor in checkpoint.tensors_of({"model": alone})["model"].items():
-        close(read_tensors(went_on / "model.safetensors")[key], tensor, 2e-5)
+        close(read_tensors(went_on / "model.safetensors")[key], tensor, tolerance)
 
 
 def save(out, made, step, keep=()):

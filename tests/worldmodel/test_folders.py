@@ -93,7 +93,10 @@ def test_where_nothing_can_be_made(tmp_path):
 
 def test_outputs_are_tried_before_the_work(tmp_path):
     check_outputs(None, tmp_path / "a" / "b", None, file=tmp_path / "c" / "numbers.json")
-    assert (tmp_path / "a" / "b").is_dir() and (tmp_path / "c").is_dir() and not list((tmp_path / "c").iterdir())
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "a").mkdir()
+    check_outputs(tmp_path / "a" / "b", tmp_path / "a")
+    assert not list((tmp_path / "a").iterdir())
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/x: could not be made \(Not a directory\)"):
         check_outputs(tmp_path / "file" / "x")
