@@ -251,6 +251,8 @@ class Show:
                 ends, acts = not self._running, self._acts
             for wish in wishes:
                 interrupted |= self._grant(wish)
+            if interrupted:
+                self._attempt = None  # no viewer reads of another robot beside the trial of the one before
             if wishes:
                 self._tell()
             if ends or interrupted:

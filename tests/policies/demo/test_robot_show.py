@@ -133,6 +133,7 @@ def test_a_wish_ends_the_trial_under_way_without_a_result():
     stand.gate.clear()
     with background(show(stand)) as address, Viewer(address) as viewer:
         viewer.message("state", lambda s: s["trial"] is not None)
+        until(lambda: stand.begun, "the robot is reset")  # shortly after the trial is told
         viewer.send("break", shift=BROKEN)
         viewer.send("break", shift="limp")
         viewer.message("error")  # so that the wish before it has arrived
