@@ -54,6 +54,23 @@ def test_other_seeds_put_the_object_elsewhere(task, blind):
 
 
 @simulator
+@pytest.mark.parametrize("task", ["reach", "push", "drawer-open", "window-close"])
+def test_the_first_observation_shows_where_things_are(task):
+    """Where a step puts what does not move by itself; Meta-World's own reset leaves goals and objects elsewhere."""
+    world = open_task(task)
+    for seed in (3, 4):
+        first = world.reset(seed=seed)[0]
+        sites, geoms = world._env.data.site_xpos.copy(), world._env.data.geom_xpos.copy()
+        after, *_ = world.step(np.array([0, 0, 0, -1], np.float32))
+        np.testing.assert_allclose(world._env.data.site_xpos, sites, atol=0.01)
+        np.testing.assert_allclose(world._env.data.geom_xpos, geoms, atol=0.01)
+        np.testing.assert_allclose(first["privileged"][4:7], after["privileged"][4:7], atol=0.01)
+        np.testing.assert_array_equal(first["privileged"][18:36], first["privileged"][:18])
+        np.testing.assert_allclose(world._env.data.site("goal").xpos, first["privileged"][-3:], atol=0.01)
+    world.close()
+
+
+@simulator
 @pytest.mark.slow
 def test_seeds_apply_in_every_task(blind):
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
