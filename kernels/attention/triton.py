@@ -36,12 +36,12 @@ def tiles(head: int, itemsize: int, arch: int = 80) -> tuple[Tiles, Tiles, Tiles
 
     itemsize: bytes of a number. arch: the compute capability, 89 for 8.9.
     """
-    if itemsize > 2:  # without matrix instructions: small tiles, everything in registers
-        if head == 64:
-            return Tiles(16, 32, 4, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 8, 1)
-        if head == 16:
-            return Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(16, 32, 4, 1)
-        return Tiles(16, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1)
+    if itemsize > 2:
+        # Without matrix instructions: small tiles, everything in registers. All three cut alike, as the interpreter's
+        # matrix products sum in an order that depends on their shape, and a large logit must come out the same.
+        size, warps = 32 if head <= 32 else 16, {16: (4, 4, 2), 32: (2, 4, 4)}.get(head, (4, 8, 8))
+        forward, queries, keys = (Tiles(size, size, count, 1) for count in warps)
+        return forward, queries, keys
     if head > 64:
         warps = 8 if arch // 10 == 10 else 4  # of the backward: with 4 the interleaved turn spills on 10.0
         return Tiles(64, 32, 4, 2), Tiles(64, 32, warps, 2), Tiles(16, 64, warps, 1)
@@ -205,6 +205,7 @@ def keys_kernel(
 
     copies: B / P.
     """
+    WIDE: tl.constexpr = q.dtype.element_ty.primitive_bitwidth > 16
     key_heads = heads // group
     p, g = (tl.program_id(1) // key_heads).to(tl.int64), (tl.program_id(1) % key_heads).to(tl.int64)
     j, d = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, D)
@@ -230,7 +231,10 @@ def keys_kernel(
             bits = tl.load(lse + line + i, mask=here, other=0.0)
             bits = tl.where(bits == float("-inf"), 0.0, bits)
             slope = tl.load(delta + line + i, mask=here, other=0.0)
-            logit = tl.dot(kt, tl.trans(x), input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
+            if WIDE:  # as the forward sums it, wherever the order depends on which factor is transposed
+                logit = tl.trans(tl.dot(x, tl.trans(kt), input_precision="ieee", out_dtype=ACC)) * (scale * LOG2E)
+            else:
+                logit = tl.dot(kt, tl.trans(x), input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
             seen = there[:, None] & here[None, :]
             if chunk is not None:
                 seen = seen & (i[None, :] >= j[:, None] // chunk * chunk)
