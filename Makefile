@@ -1,6 +1,8 @@
 # Every target does its own set-up; a second start takes seconds. ARGS="..." is passed on.
 PYTHON_ENV := .venv/bin/python
 ARGS ?=
+# Tests run in as many processes as there are cores, four at most: each takes a gigabyte or two.
+PYTEST := $(PYTHON_ENV) -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -28,11 +30,11 @@ quickstart: base
 test: lint types
 	@bash setup/system.sh
 	-@$(PYTHON_ENV) -m worldmodel face fetch --what all >/dev/null # its tests are skipped without it
-	$(PYTHON_ENV) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-slow: all
 	@bash setup/system.sh
-	$(PYTHON_ENV) -m pytest -m slow --timeout 900 $(ARGS)
+	$(PYTEST) -m slow --timeout 900 $(ARGS)
 
 lint: all
 	.venv/bin/ruff check
