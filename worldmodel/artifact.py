@@ -156,6 +156,8 @@ def check(run: Run) -> None:
                 f"an autoencoder of factor {factor} learns from RGB pictures, the data's frames are {frame}"
             )
         return
+    if run.model.condition:
+        raise UserError(f"model.condition is {run.model.condition}, a world model's controls are actions: it must be 0")
     spec, size = run.data.action_spec, (run.model.channels, *run.model.size)
     if run.model.actions != (spec.size if spec else 0):
         raise UserError(

@@ -1,7 +1,7 @@
 """The values that flow through everything: Control, Chunk and Clip.
 
 Shape letters: B batch, T latent frames in a clip, K latent frames in a chunk, C H W latent channels, height and width,
-A packed action size, L text tokens, D text width.
+A packed action size, L text tokens, D text width, c channels of a condition.
 """
 
 from collections.abc import Iterator
@@ -84,6 +84,37 @@ class ActionControl:
 
     def drop(self, rows: Tensor) -> "ActionControl":
         return replace(self, has_action=self.has_action & ~rows[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionControl:
+    """What a model sees beside each of its frames: channels of the latents' height and width. Zeros are none."""
+
+    condition: Tensor  # [B, K, c, H, W] float
+
+    @property
+    def batch(self) -> int:
+        return self.condition.shape[0]
+
+    @property
+    def length(self) -> int:
+        return self.condition.shape[1]
+
+    def to(self, device: torch.device | str) -> "ConditionControl":
+        return ConditionControl(self.condition.to(device))
+
+    def select(self, rows: Tensor) -> "ConditionControl":
+        return ConditionControl(self.condition[rows])
+
+    def frames(self, start: int, stop: int) -> "ConditionControl":
+        return ConditionControl(self.condition[:, start:stop])
+
+    def join(self, later: "ConditionControl") -> "ConditionControl":
+        """These frames and then those of `later`."""
+        return ConditionControl(torch.cat((self.condition, later.condition), 1))
+
+    def drop(self, rows: Tensor) -> "ConditionControl":
+        return ConditionControl(self.condition.masked_fill(rows[:, None, None, None, None], 0))
 
 
 @dataclass(frozen=True, slots=True)

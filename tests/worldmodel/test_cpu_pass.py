@@ -26,7 +26,7 @@ STYLES = [
     {"qk_norm": "across_heads", "pairing": "interleaved", "eps": 0.1},
     {"mlp": "swiglu", "rank": 0},
 ]
-STYLES += [{"anchor": True, "pairing": "interleaved", "eps": 0.1}]
+STYLES += [{"anchor": True, "pairing": "interleaved", "eps": 0.1}, {"condition": 3, "actions": 0, "rank": 0}]
 
 
 def shaken(style):

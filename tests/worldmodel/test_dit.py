@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import close, small_clip, small_dit
 
-from worldmodel.chunk import Chunk, Clip
+from worldmodel.chunk import ActionControl, Chunk, Clip, ConditionControl
 from worldmodel.errors import UserError
 from worldmodel.memory import Context, FullConfig, Geometry, RetrievalConfig, SlowFastConfig, WindowConfig
 from worldmodel.models.dit import DiTConfig
@@ -29,8 +29,9 @@ STYLES = [
     {"qk_norm": "across_heads", "pairing": "interleaved", "rank": 0, "learned_position": False},
     {"mlp": "swiglu", "text": 12, "actions": 0, "patch": 1, "chunk": 1},
     {"anchor": True},
+    {"condition": 3, "actions": 0, "anchor": True},
 ]
-NAMES = ["ours", "wan", "text", "anchor"]
+NAMES = ["ours", "wan", "text", "anchor", "condition"]
 
 
 def noisy(clip: Clip, t: torch.Tensor, seed: int = 9) -> torch.Tensor:
@@ -125,9 +126,11 @@ def test_several_choices_continue_one_state(memory, style):
     clip = small_clip(model)
     state = start(model, memory, SEEDS, clip.frames(0, 6))
     here = clip.control.frames(6, 8)
-    choices = [here, here.drop(torch.tensor([True, False])), replace(here, action=-here.action)]
+    names = ("condition",) if model.cfg.condition else ("action", "has_action")
+    other = replace(here, **{names[0]: -getattr(here, names[0])})
+    choices = [here, here.drop(torch.tensor([True, False])), other]
     both = here.select(torch.arange(6) % 2)
-    both = replace(both, **{n: torch.cat([getattr(c, n) for c in choices]) for n in ("action", "has_action")})
+    both = replace(both, **{n: torch.cat([getattr(c, n) for c in choices]) for n in names})
     x_t, t = noisy(clip, levels(clip, 2))[:, 6:8], levels(clip, 2)[:, 6:8]
     v = model.velocity(x_t.repeat(3, 1, 1, 1, 1), t.repeat(3, 1), model.prepare(both, state))
     for one, choice in zip(v.chunk(3), choices, strict=True):
@@ -412,9 +415,43 @@ def test_configuration_errors():
         ({"chunk": 0}, "chunk must be at least 1, not 0"),
         ({"patch": 0}, "patch must be at least 1"),
         ({"text_tokens": 3}, "needs the width of its features in text"),
+        ({"condition": -1}, "condition -1 must be at least 0"),
+        ({"condition": 2, "actions": 3}, "condition 2 must be at least 0, and stands for actions 3"),
     ):
         with pytest.raises(UserError, match=message):
             DiTConfig(**(good | wrong))
+
+
+@torch.no_grad()
+def test_a_condition_goes_through_the_first_layer_beside_its_own_frame():
+    """Its part of the first layer's weights, times its pixels; with those weights 0 it is as if it were not there."""
+    plain, model = small_dit(actions=0, rank=0), small_dit(condition=3, actions=0, rank=0)
+    names = plain.state_dict()
+    weight = torch.cat((names["patch_in.weight"], model.patch_in.weight[:, 8:]), 1)  # channels of a token: c p q
+    model.load_state_dict(names | {"patch_in.weight": weight})
+    clip, t = small_clip(model), levels(small_clip(model), 2)
+    x_t, prepared = noisy(clip, t), model._prepare(clip.control, torch.arange(8).expand(2, -1), (), None)
+    cells = clip.control.condition.unflatten(-2, (2, 2)).unflatten(-1, (3, 2))  # [B, F, c, rows, p, columns, q]
+    own = torch.einsum("bfcipjq,dcpq->bfijd", cells, weight[:, 8:].unflatten(1, (3, 2, 2))).flatten(2, 3)
+    close(model._tokens(x_t, prepared, None) - own, plain._tokens(x_t, replace(prepared, condition=None), None), 1e-5)
+    with_it = model.clip(x_t, t, clip.control)
+    changed = ConditionControl(clip.control.condition + torch.eye(8)[5].reshape(8, 1, 1, 1))
+    difference = (model.clip(x_t, t, changed) - with_it).abs().amax((0, 2, 3, 4))
+    assert difference[:4].max() == 0 and difference[4:].min() > 1e-4  # its chunk, and those that see it
+    model.patch_in.weight[:, 8:] = 0
+    nothing = ActionControl(torch.zeros(2, 8, 0), torch.zeros(2, 8, dtype=torch.bool))
+    close(model.clip(x_t, t, clip.control), plain.clip(x_t, t, nothing), 1e-6)
+
+
+def test_a_condition_of_another_shape_and_none_are_errors():
+    model = small_dit(condition=3, actions=0)
+    clip, t = small_clip(model), torch.zeros(2, 8)
+    with pytest.raises(ValueError, match=r"condition \[3, 4, 6\] per frame, the control brings \[2, 4, 6\]"):
+        model.clip(clip.x, t, ConditionControl(clip.control.condition[:, :, :2]))
+    with pytest.raises(ValueError, match="the control brings none"):
+        model.clip(clip.x, t, ActionControl(torch.zeros(2, 8, 0), torch.zeros(2, 8, dtype=torch.bool)))
+    with pytest.raises(ValueError, match=r"condition \[0, 4, 6\] per frame, the control brings \[3, 4, 6\]"):
+        small_dit(actions=0).clip(clip.x, t, clip.control)
 
 
 def test_lengths_and_text_are_checked():

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from worldmodel import checkpoint, noise
 from worldmodel import train as training
 from worldmodel.actions import ActionSpec
-from worldmodel.chunk import ActionControl, Clip
+from worldmodel.chunk import ActionControl, Clip, ConditionControl
 from worldmodel.errors import UserError
 from worldmodel.memory import WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
@@ -47,10 +47,13 @@ def small_dit(seed: int = 0, **changes: Any) -> DiT:
     return model
 
 
-def small_clip(model: DiT, rows: int = 2, frames: int = 8, seed: int = 0) -> Clip[ActionControl]:
-    """Random latents and actions; every fourth frame has no action."""
+def small_clip(model: DiT, rows: int = 2, frames: int = 8, seed: int = 0) -> Clip[Any]:
+    """Random latents and actions, or conditions; every fourth frame has no action."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, frames, *model.frame_shape, generator=rng)
+    if model.cfg.condition:
+        condition = torch.randn(rows, frames, model.cfg.condition, *model.cfg.size, generator=rng)
+        return Clip(x, ConditionControl(condition), torch.arange(rows))
     action = torch.rand(rows, frames, model.cfg.actions, generator=rng) * 2 - 1
     has_action = (torch.arange(frames) + torch.arange(rows)[:, None]) % 4 > 0
     text = torch.randn(rows, 5, model.cfg.text, generator=rng) if model.cfg.text else None

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from worldmodel import flow
-from worldmodel.chunk import ActionControl, Chunk
+from worldmodel.chunk import ActionControl, Chunk, ConditionControl
 from worldmodel.errors import UserError
 from worldmodel.kernels import backend
 from worldmodel.kernels.attention import Seen, Segment, Visible
@@ -55,7 +55,9 @@ class DiTConfig:
     modulation residual, 0 for none. learned_position adds a learned embedding per token of the grid. anchor: the newest
     finished frame before a chunk is a second input of each of its frames, concatenated to the noisy one, as DIAMOND
     (2405.12399) and image-to-video models concatenate their context; a small model learns to move it much sooner than
-    to find it through attention. fast: fast weights beside attention, which need a lact memory.
+    to find it through attention. condition: channels that the control brings beside each noisy frame, concatenated to
+    it in front of the first layer, as image-to-video and inpainting models do; 0 for none. Such a model takes a
+    `ConditionControl`, and neither actions nor text. fast: fast weights beside attention, which need a lact memory.
     """
 
     channels: int
@@ -74,6 +76,7 @@ class DiTConfig:
     time_width: int = 256
     learned_position: bool = True
     anchor: bool = False
+    condition: int = 0
     fast: FastConfig | None = None
     qk_norm: QKNorm = "head"
     pairing: Pairing = "half"
@@ -87,6 +90,11 @@ class DiTConfig:
                 raise UserError(f"DiT: {name} must be at least 1, not {getattr(self, name)}")
         if min(h, w) < 1 or self.time_width % 2:
             raise UserError(f"DiT: size {h} x {w} must be positive and time_width {self.time_width} even")
+        if self.condition < 0 or (self.condition and (self.actions or self.text)):
+            raise UserError(
+                f"DiT: condition {self.condition} must be at least 0, and stands for actions {self.actions} and text "
+                f"{self.text}, not beside them"
+            )
         if self.text_tokens and not self.text:
             raise UserError(f"DiT: a text of {self.text_tokens} tokens needs the width of its features in text, not 0")
         if h % self.patch or w % self.patch:
@@ -112,8 +120,16 @@ class DiTConfig:
             has = "has fast weights (model.fast)" if self.fast is not None else "has no fast weights (model.fast)"
             raise UserError(f"the model {has}, its memory is {config}: fast weights and LactConfig go together")
 
+    @property
+    def seen(self) -> int:
+        """Channels of a frame as the first layer sees it."""
+        return self.channels * (2 if self.anchor else 1) + self.condition
+
     def build(self) -> "DiT":
         return DiT(self)
+
+
+DiTControl = ActionControl | ConditionControl
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +143,7 @@ class Prepared:
     seen: Seen  # which of [pieces, frames] every token looks at
     text: tuple[tuple[Tensor, Tensor], ...] | None  # per layer
     last: Tensor | None = None  # [B, C, H, W] the frame before the first
+    condition: Tensor | None = None  # [B, F, c, H, W]
     turns: tuple[Turn, ...] | None = None  # of a clip's chunks, with fast weights
     cpu: CpuPass | None = None  # the blocks of a stream on a CPU, for calls without gradients
 
@@ -146,7 +163,7 @@ class DiT(nn.Module):
             dim=cfg.dim, heads=cfg.heads, hidden=cfg.hidden, mlp=cfg.mlp, qk_norm=cfg.qk_norm, pairing=cfg.pairing,
             text=cfg.text > 0, rank=cfg.rank, fast=cfg.fast, eps=cfg.eps,
         )  # fmt: skip
-        self.patch_in = nn.Linear(cfg.channels * cfg.patch**2 * (2 if cfg.anchor else 1), cfg.dim)
+        self.patch_in = nn.Linear(cfg.seen * cfg.patch**2, cfg.dim)
         if cfg.learned_position:
             self.position = nn.Parameter(torch.zeros(cfg.grid[0] * cfg.grid[1], cfg.dim))
         self.time = nn.Sequential(nn.Linear(cfg.time_width, cfg.dim), nn.SiLU(), nn.Linear(cfg.dim, cfg.dim))
@@ -207,7 +224,7 @@ class DiT(nn.Module):
         self.cfg.check_memory(config)
         return config.empty(self.cfg.geometry, batch, self.patch_in.weight)
 
-    def prepare(self, control: ActionControl, state: State) -> Prepared:
+    def prepare(self, control: DiTControl, state: State) -> Prepared:
         """Everything about (control, state) that does not change between sampler steps.
 
         The control covers F frames, a multiple of the chunk; several chunks see each other block-causally. Its rows
@@ -255,7 +272,7 @@ class DiT(nn.Module):
         self,
         x_t: Tensor,
         t: Tensor,
-        control: ActionControl,
+        control: DiTControl,
         history: tuple[Tensor, Tensor] | None = None,
         memory: MemoryConfig | None = None,
         drop: Tensor | None = None,
@@ -280,7 +297,7 @@ class DiT(nn.Module):
         past = history[0].shape[1]
         both = torch.cat((order[:past], order[length - made :]))
         now = control.frames(length - made, length)
-        first = control.frames(0, past)
+        first: Any = control.frames(0, past)  # of the same kind
         twice = first.join(now if drop is None else now.drop(drop))
         prepared = self._prepare(twice, frames[:, both], (), None)
         before = self._anchors(history[0], None), self._anchors(history[0], None, after=True)[:, length - made : length]
@@ -313,9 +330,12 @@ class DiT(nn.Module):
         return torch.cat((seen, here), -1)
 
     def _prepare(
-        self, control: ActionControl, frames: Tensor, pieces: tuple[Context, ...], seen: Seen
+        self, control: DiTControl, frames: Tensor, pieces: tuple[Context, ...], seen: Seen
     ) -> Prepared:  # fmt: skip
         action = modulation = text = None
+        if self.cfg.condition or isinstance(control, ConditionControl):
+            condition = self._condition(control)
+            return Prepared(None, None, self.rope.table(frames), pieces, seen, None, condition=condition)
         if self.cfg.actions:
             has_action = control.has_action[..., None]
             given = control.action.masked_fill(~has_action, 0)  # whatever was there: NaN would spoil the gradient
@@ -330,6 +350,13 @@ class DiT(nn.Module):
             text = tuple(block.cross.keys_values(features) for block in blocks)
         return Prepared(action, modulation, self.rope.table(frames), pieces, seen, text)
 
+    def _condition(self, control: DiTControl) -> Tensor:
+        needed = self.cfg.condition, *self.cfg.size
+        if not isinstance(control, ConditionControl) or tuple(control.condition.shape[2:]) != needed:
+            brings = list(control.condition.shape[2:]) if isinstance(control, ConditionControl) else "none"
+            raise ValueError(f"a model of condition {list(needed)} per frame, the control brings {brings}")
+        return control.condition
+
     def _anchors(self, x: Tensor, last: Tensor | None, after: bool = False) -> Tensor:
         """For every frame of x [B, F, ...], the last frame before its chunk; `after` adds those of one chunk more."""
         first = torch.zeros_like(x[:, :1]) if last is None else last[:, None].to(x.dtype)
@@ -343,6 +370,8 @@ class DiT(nn.Module):
         p = self.cfg.patch
         if self.cfg.anchor:
             x = torch.cat((x, self._anchors(x, prepared.last) if anchors is None else anchors), 2)
+        if prepared.condition is not None:
+            x = torch.cat((x, prepared.condition.to(x.dtype)), 2)
         h = self.patch_in(F.pixel_unshuffle(x, p).flatten(3).transpose(2, 3))  # channels of a token: c p q
         return h + self.position if self.cfg.learned_position else h
 
@@ -365,10 +394,12 @@ class DiT(nn.Module):
         if memory is None or not memory.compares:
             return x.new_zeros(1, x.shape[1], self.cfg.dim)
         length, block = x.shape[1], self.blocks[0]
-        action, modulation = (
-            None if part is None else part[:, :length] for part in (prepared.action, prepared.modulation)
+        action, modulation, condition = (
+            None if part is None else part[:, :length]
+            for part in (prepared.action, prepared.modulation, prepared.condition)
         )
-        h, e, shared = self._embed(x, t, replace(prepared, action=action, modulation=modulation), None)
+        first = replace(prepared, action=action, modulation=modulation, condition=condition)
+        h, e, shared = self._embed(x, t, first, None)
         return mean_keys(cast(Block, block).keys(h, e, shared), self.cfg.geometry.tokens)
 
     def _run(self, x: Tensor, t: Tensor, prepared: Prepared, anchors: Tensor | None = None) -> Tensor:

@@ -63,7 +63,8 @@ def dit_config(
 def diffusers_config(cfg: DiTConfig) -> dict[str, Any]:
     """diffusers' config.json of a DiT with Wan's arithmetic; any other DiT is a UserError that names the field."""
     needed = {
-        "mlp": "gelu", "rank": 0, "learned_position": False, "anchor": False, "qk_norm": "across_heads",
+        "mlp": "gelu", "rank": 0, "learned_position": False, "anchor": False, "condition": 0,
+        "qk_norm": "across_heads",
         "pairing": "interleaved", "theta": 10000.0,
     }  # fmt: skip
     for name, value in needed.items():

@@ -144,6 +144,8 @@ class WorldModel:
         _check_plain(config, path)
         stream: StreamConfig = from_json(config["stream"], StreamConfig, f"{path}: stream")
         dit = _load_dit(from_json(config["dit"], DiTConfig, f"{path}: dit"), folder / "model.safetensors", path)
+        if dit.cfg.condition:
+            raise UserError(f"{path}: dit.condition is {dit.cfg.condition}: not a world model, those take actions")
         try:
             stream.check(dit.cfg)
         except UserError as error:
@@ -197,7 +199,19 @@ def _load_dit(cfg: DiTConfig, weights: Path, path: Path) -> DiT:
     """The transformer with its weights. Sizes that these weights cannot have are refused before memory is taken."""
     tensors = read_tensors(weights)
     numbers = sum(tensor.numel() for tensor in tensors.values())
-    for name in ("channels", "patch", "dim", "hidden", "heads", "actions", "text", "text_tokens", "rank", "time_width"):
+    for name in (
+        "channels",
+        "patch",
+        "dim",
+        "hidden",
+        "heads",
+        "actions",
+        "text",
+        "text_tokens",
+        "rank",
+        "time_width",
+        "condition",
+    ):
         if getattr(cfg, name) > max(numbers, LARGEST if name == "heads" else 0):
             raise UserError(f"{path}: dit.{name} is {getattr(cfg, name)}, but {weights} holds {numbers} numbers in all")
     if cfg.depth > max(64, len(tensors)):

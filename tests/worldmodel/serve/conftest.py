@@ -12,7 +12,7 @@ from worldmodel.actions import ActionSpec
 from worldmodel.chunk import ActionControl, Clip
 from worldmodel.memory import WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
-from worldmodel.models.dit import DiT, DiTConfig
+from worldmodel.models.dit import DiT, DiTConfig, DiTControl
 from worldmodel.models.world import StreamConfig, WorldModel
 from worldmodel.sampler import Euler
 from worldmodel.serve.limits import Limits
@@ -77,7 +77,8 @@ class Painted(DiT):
     broken: tuple[int, ...] = ()
     glitches: frozenset[int] = frozenset()
 
-    def prepare(self, control: ActionControl, state) -> Any:
+    def prepare(self, control: DiTControl, state) -> Any:
+        assert isinstance(control, ActionControl)
         return control.action, state.frame
 
     def velocity(self, x_t: torch.Tensor, t: torch.Tensor, prepared: Any) -> torch.Tensor:

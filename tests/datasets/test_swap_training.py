@@ -1,0 +1,59 @@
+"""A swap generator is trained on rendered heads by the one loop, goes on exactly, and swaps as a stream."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from worldmodel.datasets.heads.swap_run import SwapRun
+from worldmodel.datasets.heads.swaps import HeadSwaps
+from worldmodel.errors import UserError
+from worldmodel.face.networks.embedder import EmbedderConfig, FaceEmbedder
+from worldmodel.face.region_codec import condition_channels
+from worldmodel.face.swap_model import SwapModel
+from worldmodel.memory import WindowConfig
+from worldmodel.models.dit import DiTConfig
+from worldmodel.models.world import StreamConfig
+from worldmodel.objectives.joint_rec_id import JointRecId
+from worldmodel.objectives.swap_matching import ShortContext, SwapMatching
+from worldmodel.optim import AdamW
+from worldmodel.sampler import Euler
+from worldmodel.train import train
+
+SIZE = 16
+HEADS = HeadSwaps(size=SIZE, length=4, batch=2, people=8, held_out=4, occluded=0.0)
+DIT = DiTConfig(
+    channels=3, size=(SIZE, SIZE), condition=condition_channels(3, 1), patch=4, chunk=2, dim=32, depth=2, heads=2,
+    hidden=48, time_width=32,
+)  # fmt: skip
+STREAM = StreamConfig(memory=WindowConfig(sink=1, ring=3), sampler=Euler(steps=2))
+
+
+@pytest.fixture
+def embedder(tmp_path: Path) -> Path:
+    torch.manual_seed(5)
+    FaceEmbedder(EmbedderConfig(width=8, dim=8).build()).save(tmp_path / "embedder")
+    return tmp_path / "embedder"
+
+
+def small_run(out: Path, **changes) -> SwapRun:
+    values = {"data": HEADS, "model": DIT, "stream": STREAM, "steps": 2, "ema": 0.5, "threads": 1, "validate": 1}
+    return SwapRun(**({"out": out, "sample_every": 0, "optimizer": AdamW(lr=3e-3)} | values | changes))
+
+
+@pytest.mark.needs("h264")
+def test_a_training_goes_on_exactly_and_leaves_a_swap(tmp_path: Path, embedder: Path) -> None:
+    objective = SwapMatching(identity=JointRecId(embedder=embedder), rollouts=ShortContext(chunks=(1, 1)))
+    run = small_run(tmp_path / "whole", objective=objective)
+    whole = train(run)
+    half = replace(run, out=tmp_path / "half")
+    train(replace(half, steps=1))
+    assert train(half) == whole  # losses, cosines, validation
+    made, again = (SwapModel.find(tmp_path / name) for name in ("whole", "half"))
+    assert made.fingerprint == again.fingerprint and made.card["step"] == 2
+    assert (tmp_path / "whole" / "samples" / "step_00000002.mp4").is_file()
+    assert {"model/reconstruction", "model/cosine", "validation/psnr", "validation/cosine"} <= set(whole)
+    with pytest.raises(UserError, match=r"weight was 0\.1, this run's is 0.2"):
+        wrong = replace(objective, identity=JointRecId(embedder=embedder, weight=0.2))
+        train(replace(run, steps=3, objective=wrong))
