@@ -289,7 +289,6 @@ def test_everything_that_does_not_fit_is_one_error(folders, tmp_path):
             "prompt: to_batch_processor takes the instruction from this key",
         ),
     ],
-    ids=str,
 )
 def test_a_broken_folder_is_told_in_one_line(folders, tmp_path, change, said):
     folder = copied(folders["act"], tmp_path / "act")

@@ -168,11 +168,11 @@ def test_the_anchor_is_flow_matching_on_the_real_next_chunk():
 @pytest.mark.parametrize(
     ("weights", "terms", "count"),
     [
-        ({}, {"context", "pooled"}, 4),
-        ({"anchor": 0.0}, {"context", "pooled"}, 3),
-        ({"context": 0.0}, {"pooled"}, 4),
-        ({"reality": 0.0}, {"context"}, 4),
-        ({"reality": 0.0, "context": 0.0}, set(), 1),
+        ({}, "context pooled", 4),
+        ({"anchor": 0.0}, "context pooled", 3),
+        ({"context": 0.0}, "pooled", 4),
+        ({"reality": 0.0}, "context", 4),
+        ({"reality": 0.0, "context": 0.0}, "", 1),
     ],
     ids=str,
 )
@@ -181,7 +181,7 @@ def test_each_term_can_be_removed(weights, terms, count):
     o.begin(endless())
     (update,) = o.updates(clips(0))
     assert update.count == count == len(list(update.losses))
-    assert {name.removeprefix("frechet/") for name in update.metrics if name.startswith("frechet")} == terms
+    assert {name.removeprefix("frechet/") for name in update.metrics if name.startswith("frechet")} == set(terms.split())
 
 
 def test_the_reference_is_real_and_centred():
