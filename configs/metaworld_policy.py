@@ -20,9 +20,11 @@ from worldmodel.sampler import Euler
 
 def run() -> PolicyRun:
     return PolicyRun(
-        data=Demonstrations(path=(Path("runs/data/robot/reach"),), batch=64, validation=0.1, constant=("grip",)),
-        model=PolicyConfig(),
-        objective=BehaviourCloning(prefix=4),
+        data=Demonstrations(
+            path=(Path("runs/data/robot/reach"),), batch=64, validation=0.1, constant=("grip",), early=0.2
+        ),
+        model=PolicyConfig(ending=64),
+        objective=BehaviourCloning(prefix=4, ending=0.7),
         acting=Acting(sampler=Euler(steps=8), execute=8),
         optimizer=AdamW(lr=1e-3, weight_decay=1e-3),
         schedule=Schedule(shape="cosine", warmup=100, floor=0.01),

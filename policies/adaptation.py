@@ -275,6 +275,9 @@ def _chunks(
     wrong += ["demonstrations.shift must be nominal: each sample brings its own"] * (
         parse_shift(demonstrations.shift).name != "nominal"
     )
+    wrong += ["demonstrations.early must be 0: trials are paired with frames of all moments"] * (
+        demonstrations.early > 0
+    )
     wrong += ["hold_out must be at least 2"] * (hold_out < 2)
     if wrong:
         raise UserError(f"adaptation of {policy_folder}: {'; '.join(wrong)}")

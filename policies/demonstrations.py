@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from worldmodel.chunk import Clip
 from worldmodel.datasets.lerobot import RECORD, LeRobotRecordings
@@ -20,6 +21,8 @@ from worldmodel.policies.demonstration_checks import check_together, problems_of
 from worldmodel.policies.observation import Interface, Observation, Range, split
 from worldmodel.policies.shifts import Shift, parse_shift
 from worldmodel.serial import read_json
+
+EARLY = 8  # frames of an episode that `early` means
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,9 @@ class Demonstrations:
     path: one dataset or several. batch: chunks per step, over all processes. validation: share of episodes held out.
     shift: hardware shift (`parse_shift`) that the data is rewritten for, so that a policy learns to compensate it.
     constant: names of dimensions that may have no range (a gripper that a task never moves); any other is an error.
-    failures: keep episodes of which the recording says that they failed. Actions behind an episode's end repeat the
-    last one: a target that is held.
+    failures: keep episodes of which the recording says that they failed. early: share of the training samples that are
+    drawn from the first 8 frames of episodes, where proprioception does not yet tell where they lead; every episode is
+    as likely there, whatever its length. Actions behind an episode's end repeat the last one: a target that is held.
     """
 
     path: tuple[Path, ...]
@@ -62,6 +66,7 @@ class Demonstrations:
     shift: str = "nominal"
     constant: tuple[str, ...] = ()
     failures: bool = False
+    early: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -71,6 +76,8 @@ class Demonstrations:
             raise UserError(
                 f"demonstrations: batch {self.batch} must be above 0, validation {self.validation} in [0, 1)"
             )
+        if not 0 <= self.early <= 1:
+            raise UserError(f"demonstrations: early must be in [0, 1], not {self.early}")
         parse_shift(self.shift)
 
     def read(self) -> Read:
@@ -80,6 +87,23 @@ class Demonstrations:
     def chunks(self, chunk: int) -> "Chunks":
         """The batches that a training sees."""
         return Chunks(self, self.read(), chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrated(Clip[Observation]):
+    """Normalised actions [B, K, A] under the observations at their first frames, and how the demonstrations end."""
+
+    ending: Tensor  # [B, A], the normalised last action of each row's episode
+
+    def select(self, rows: Tensor) -> "Demonstrated":
+        return Demonstrated(self.x[rows], self.control.select(rows), self.index[rows], self.ending[rows])
+
+    def frames(self, start: int, stop: int) -> "Demonstrated":
+        return Demonstrated(self.x[:, start:stop], self.control.frames(start, stop), self.index, self.ending)
+
+    def to(self, device: torch.device | str) -> "Demonstrated":
+        x, index, ending = self.x.to(device), self.index.to(device), self.ending.to(device)
+        return Demonstrated(x, self.control.to(device), index, ending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +120,15 @@ class Chunks:
             raise UserError(f"demonstrations: batch {self.cfg.batch} does not divide among {world} x {micro} parts")
         step, share = first_step, self.cfg.batch // world
         while True:
-            drawn = np.random.default_rng([self.cfg.seed, step]).integers(0, 2**62, self.cfg.batch)
+            rng = np.random.default_rng([self.cfg.seed, step])
+            drawn, early = rng.integers(0, 2**62, self.cfg.batch), rng.random(self.cfg.batch) < self.cfg.early
             own = range(rank * share, (rank + 1) * share)
-            clips = self._clip(self.read.training, drawn[own.start : own.stop], step * self.cfg.batch + own.start)
+            mine = slice(own.start, own.stop)
+            at = [
+                _early(self.read.training, int(number)) if soon else _anywhere(self.read.training, int(number))
+                for number, soon in zip(drawn[mine], early[mine], strict=True)
+            ]
+            clips = self._clip(at, step * self.cfg.batch + own.start)
             size = share // micro
             yield [clips.select(torch.arange(m * size, (m + 1) * size)) for m in range(micro)]
             step += 1
@@ -109,13 +139,11 @@ class Chunks:
             raise UserError("demonstrations: no episode is held out (validation), so the run's validate must be 0")
         for number in range(count):
             drawn = np.random.default_rng([self.cfg.seed, 1, number]).integers(0, 2**62, self.cfg.batch)
-            yield self._clip(self.read.held_out, drawn, number * self.cfg.batch)
+            at = [_anywhere(self.read.held_out, int(each)) for each in drawn]
+            yield self._clip(at, number * self.cfg.batch)
 
-    def _clip(self, episodes: tuple[Episode, ...], drawn: NDArray[np.int64], first: int) -> Clip[Observation]:
-        ends = np.cumsum([len(episode) for episode in episodes])
-        rows = drawn % ends[-1]
-        where = np.searchsorted(ends, rows, side="right")
-        at = [(episodes[e], int(row - (ends[e] - len(episodes[e])))) for e, row in zip(where, rows, strict=True)]
+    def _clip(self, at: list[tuple[Episode, int]], first: int) -> Demonstrated:
+        """at: episodes and frames."""
         interface = self.read.interface
         observation = Observation(
             image=torch.from_numpy(np.stack([episode.image[t] for episode, t in at])),
@@ -124,8 +152,26 @@ class Chunks:
             length=self.chunk,
         )
         action = torch.from_numpy(np.stack([_chunk(episode.action, t, self.chunk) for episode, t in at]))
-        x = (action - interface.action.middle) / interface.action.half
-        return Clip(x, observation, torch.arange(first, first + len(at)))
+        middle, half = interface.action.middle, interface.action.half
+        ending = torch.from_numpy(np.stack([episode.action[-1] for episode, _ in at]))
+        index = torch.arange(first, first + len(at))
+        return Demonstrated((action - middle) / half, observation, index, (ending - middle) / half)
+
+
+def _anywhere(episodes: tuple[Episode, ...], number: int) -> tuple[Episode, int]:
+    """A frame of all: `number` is drawn from a range much longer than there are frames."""
+    row = number % sum(len(episode) for episode in episodes)
+    for episode in episodes:
+        if row < len(episode):
+            return episode, row
+        row -= len(episode)
+    raise AssertionError
+
+
+def _early(episodes: tuple[Episode, ...], number: int) -> tuple[Episode, int]:
+    """One of the first frames of an episode."""
+    place, which = divmod(number, len(episodes))
+    return episodes[which], place % min(EARLY, len(episodes[which]))
 
 
 def _chunk(actions: NDArray[np.float32], start: int, length: int) -> NDArray[np.float32]:

@@ -33,7 +33,8 @@ class PolicyConfig:
     the pictures, convolutions that are trained, or the first stages of EfficientNet-Lite0 with ImageNet's weights,
     frozen, with trained ones on top. channels: of the trained convolutions, each of which but the last halves the
     picture; on frozen features the last number alone counts. keypoints: P per camera. time_width: of the embedding of
-    the flow time."""
+    the flow time. ending: hidden width of a head that tells from what the eyes see, and nothing else, where the
+    demonstration ends; only training asks it (`BehaviourCloning.ending`). 0: there is none."""
 
     chunk: int = 16
     dim: int = 128
@@ -44,11 +45,14 @@ class PolicyConfig:
     channels: tuple[int, ...] = (16, 32, 32)
     keypoints: int = 32
     time_width: int = 64
+    ending: int = 0
 
     def __post_init__(self) -> None:
         for name in ("chunk", "dim", "depth", "heads", "hidden", "keypoints"):
             if getattr(self, name) < 1:
                 raise UserError(f"policy: {name} must be at least 1, not {getattr(self, name)}")
+        if self.ending < 0:
+            raise UserError(f"policy: ending must be at least 0, not {self.ending}")
         if self.dim % self.heads:
             raise UserError(f"policy: dim {self.dim} must be a multiple of heads {self.heads}")
         if self.time_width < 2 or self.time_width % 2:
@@ -94,14 +98,17 @@ class FlowPolicy(nn.Module):
         self.places = nn.Parameter(0.02 * torch.randn(cfg.chunk, dim))
         self.blocks = nn.ModuleList(Block(dim, cfg.heads, cfg.hidden) for _ in range(cfg.depth))
         self.last = nn.Linear(dim, 2 * dim)
+        hidden = (nn.Linear(seen, cfg.ending), nn.SiLU(), nn.Linear(cfg.ending, actions)) if cfg.ending else ()
+        self.ending = nn.Sequential(*hidden) if hidden else None
         for zero in (self.last, self.action_out):
             nn.init.zeros_(zero.weight)
             nn.init.zeros_(zero.bias)
 
     # -- what the engine calls: through forward(mode, ...), so that DDP and FSDP see every use of the parameters -------
 
-    def forward(self, mode: Literal["prepare", "velocity", "chunk"], *args: Any) -> Any:
-        """`chunk`: (x_t, t, observation) -> velocity, for training."""
+    def forward(self, mode: Literal["prepare", "velocity", "chunk", "chunk and ending"], *args: Any) -> Any:
+        """For training, `chunk`: (x_t, t, observation) -> velocity; `chunk and ending`: the same, and the normalised
+        action [B, A] at which the demonstration ends, told from the pictures alone (needs `PolicyConfig.ending`)."""
         match mode:
             case "prepare":
                 return self._prepare(*args)
@@ -110,6 +117,12 @@ class FlowPolicy(nn.Module):
             case "chunk":
                 x_t, t, observation = args
                 return self._velocity(x_t, t, self._prepare(observation))
+            case "chunk and ending":
+                x_t, t, observation = args
+                points = self.look(observation.image)
+                assert self.ending is not None
+                v = self._velocity(x_t, t, self._prepare(observation, points))
+                return v, self.ending(points.flatten(1))
 
     @property
     def chunk(self) -> int:
@@ -155,12 +168,12 @@ class FlowPolicy(nn.Module):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, seen: Observation) -> Prepared:
-        points = self.look(seen.image).unbind(1)
+    def _prepare(self, seen: Observation, points: Tensor | None = None) -> Prepared:
+        points = self.look(seen.image) if points is None else points
         state = self.state_in((seen.state - self.state_middle) / self.state_half)
         given = (seen.words > 0).sum(1, keepdim=True).clamp_min(1)
         words = self.words(seen.words).sum(1) / given
-        condition = self.fuse(torch.cat((*points, state, words), -1))
+        condition = self.fuse(torch.cat((*points.unbind(1), state, words), -1))
         return Prepared(condition if seen.context is None else condition + seen.context)
 
     def _velocity(self, x_t: Tensor, t: Tensor, prepared: Prepared) -> Tensor:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from worldmodel.chunk import Clip
+from worldmodel.errors import UserError
 from worldmodel.memory import LastFrameConfig
 from worldmodel.objectives.base import Objective
 from worldmodel.pixels import write_video
@@ -44,6 +45,11 @@ class PolicyRun(Training, Recipe):
     def build(self) -> FlowPolicy:
         """UserErrors for data that cannot be learned from and parts that do not fit each other."""
         self.acting.check(self.model.chunk)
+        if bool(self.model.ending) != bool(self.objective.ending):
+            raise UserError(
+                f"policy: model.ending {self.model.ending} (a width) and objective.ending {self.objective.ending} "
+                "(a weight) must both be 0, or neither"
+            )
         model = self.model.build(self.batches.read.interface)
         if model.frozen is not None:
             model.frozen.load_imagenet()
@@ -67,6 +73,7 @@ class PolicyRun(Training, Recipe):
             "data.batch": self.data.batch,
             "data.seed": self.data.seed,
             "data.shift": self.data.shift,
+            "data.early": self.data.early,
             "data.interface": read.interface,
             "data.split": read.split,
             "frozen": frozen,

@@ -14,7 +14,7 @@ from worldmodel.errors import UserError
 from worldmodel.memory import LastFrameConfig
 from worldmodel.optim import AdamW, Schedule
 from worldmodel.policies.behaviour_cloning import BehaviourCloning
-from worldmodel.policies.demonstrations import Demonstrations
+from worldmodel.policies.demonstrations import EARLY, Demonstrated, Demonstrations
 from worldmodel.policies.flow_policy import PolicyConfig
 from worldmodel.policies.observation import Observation, Range
 from worldmodel.policies.policy import Acting, Policy
@@ -93,6 +93,64 @@ def test_batches_hold_chunks_that_repeat_the_last_action_and_depend_on_the_step_
     assert torch.equal(torch.cat([part.index for half in halves for part in half]), clip.index)
 
 
+def test_early_samples_are_first_frames_of_any_episode(data):
+    chunks = Demonstrations(path=(data,), batch=400, early=1).chunks(5)
+    (clip,) = next(chunks.batches(0, 0, 1, 1))
+    opening = clip.control.state[:, 3].numpy()  # 1 - 0.02 * frame
+    frames = np.round((1 - opening) / 0.02).astype(int)
+    assert set(frames) == set(range(EARLY))
+    counts = np.bincount(frames)
+    assert counts.min() > 25 and counts.max() < 80  # 400 / 8 = 50, standard deviation 6.6
+    plain, few = (next(Demonstrations(path=(data,), batch=400, early=p).chunks(5).batches(0, 0, 1, 1))[0]
+                  for p in (0.0, 0.25))  # fmt: skip
+    same = (plain.x == few.x).flatten(1).all(1) & (plain.control.state == few.control.state).all(1)
+    assert 270 < same.sum() < 330  # 300 are drawn as without
+
+
+def test_every_chunk_knows_the_last_action_of_its_own_episode(data):
+    chunks = Demonstrations(path=(data,), batch=32, early=0.3).chunks(5)
+    (clip,) = next(chunks.batches(1, 0, 1, 1))
+    assert isinstance(clip, Demonstrated)
+    action = chunks.read.interface.action
+    for row in range(32):
+        (e,) = {
+            number
+            for number, e in enumerate(chunks.read.training)
+            for t in range(len(e))
+            if np.array_equal(e.state[t], clip.control.state[row])
+        }
+        wanted = (torch.from_numpy(chunks.read.training[e].action[-1]) - action.middle) / action.half
+        torch.testing.assert_close(clip.ending[row], wanted, atol=1e-6, rtol=0)
+    part = clip.to("cpu").select(torch.tensor([3, 1]))
+    assert torch.equal(part.ending, clip.ending[[3, 1]]) and torch.equal(part.x, clip.x[[3, 1]])
+
+
+def test_the_ending_is_told_from_pictures_alone_and_its_error_is_added(data, tmp_path):
+    run = tiny_run(data, tmp_path / "run", model=replace(TINY, ending=16))
+    run = replace(run, objective=BehaviourCloning(prefix=1, ending=0.5))
+    model = run.build()
+    (clip,) = next(run.batches.batches(0, 0, 1, 1))
+    loss = run.objective.build(model, TINY.chunk, 0).loss(clip, 3)
+    plain = BehaviourCloning(prefix=1).build(model, TINY.chunk, 0).loss(clip, 3)
+    assert model.ending is not None and isinstance(clip, Demonstrated)
+    told = model.ending(model.look(clip.control.image).flatten(1))
+    added = 0.5 * ((told - clip.ending) ** 2).sum() / clip.ending.numel()
+    torch.testing.assert_close(loss, plain + added, atol=1e-6, rtol=1e-6)
+    (loss - plain).backward()
+    assert all(eye.features[0].weight.grad.abs().max() > 1e-6 for eye in model.eyes)
+    assert model.state_in[0].weight.grad.abs().max() == 0  # proprioception has no part in it
+    blind = replace(clip, control=replace(clip.control, state=clip.control.state + 1))
+    with torch.no_grad():
+        args = (clip.x, torch.full(clip.x.shape[:2], 0.5))
+        v, one = model("chunk and ending", *args, clip.control)
+        _, two = model("chunk and ending", *args, blind.control)
+        assert torch.equal(one, two)
+        assert torch.equal(v, model("chunk", *args, clip.control))
+    for wrong in (replace(run, model=TINY), replace(run, objective=BehaviourCloning())):
+        with pytest.raises(UserError, match="must both be 0, or neither"):
+            wrong.build()
+
+
 def test_a_shift_rewrites_actions_and_states_of_the_training_data(data):
     plain, shifted = (
         Demonstrations(path=(data,), shift=shift).read().training[0]
@@ -131,7 +189,18 @@ def test_it_learns_to_go_where_the_spot_is(data, tmp_path):
     assert list((tmp_path / "run" / "samples").glob("*.mp4"))
 
 
-def test_a_run_that_was_stopped_goes_on_exactly(data, tmp_path):
+plain_run = tiny_run
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_a_run_that_was_stopped_goes_on_exactly(data, tmp_path, ending):
+    def tiny_run(data: Path, out: Path, **changes) -> PolicyRun:
+        run = plain_run(data, out, **changes)
+        if not ending:
+            return run
+        objective, demonstrations = replace(run.objective, ending=0.5), replace(run.data, early=0.5)
+        return replace(run, model=replace(TINY, ending=16), objective=objective, data=demonstrations)
+
     whole = train(tiny_run(data, tmp_path / "whole"))
     train(tiny_run(data, tmp_path / "parts", steps=2, schedule=Schedule(shape="constant")))
     files = [read_tensors(checkpoint.steps(tmp_path / out)[-1] / "model.safetensors") for out in ("whole", "parts")]
@@ -147,6 +216,7 @@ def test_a_checkpoint_is_not_continued_by_another_run(data, tmp_path):
     for other, said in (
         (replace(run, model=replace(TINY, dim=64)), "model.dim was 32, this run's is 64"),
         (replace(run, data=replace(run.data, shift="actuation-bias:0.1,0,0")), "data.shift was nominal"),
+        (replace(run, data=replace(run.data, early=0.5)), "data.early was 0.0"),
         (replace(run, objective=BehaviourCloning()), "objective.drop was 0.1"),
     ):
         with pytest.raises(UserError, match=said):
@@ -246,6 +316,9 @@ def test_numbers_out_of_range_are_told(data):
         (lambda: Demonstrations(path=()), "must name a dataset"),
         (lambda: Demonstrations(path=(data,), batch=0), "batch 0"),
         (lambda: Demonstrations(path=(data,), shift="x"), "no shift 'x'"),
+        (lambda: Demonstrations(path=(data,), early=1.5), "early must be in"),
+        (lambda: PolicyConfig(ending=-1), "ending must be at least 0"),
+        (lambda: BehaviourCloning(ending=-0.5), "ending must be in"),
         (lambda: PolicyConfig(dim=30, heads=4), "multiple of heads"),
         (lambda: BehaviourCloning(prefix=4).build(torch.nn.Linear(1, 1), 4, 0), "leaves nothing"),
         (lambda: Acting(execute=9).check(8), r"\[1, 8\]"),

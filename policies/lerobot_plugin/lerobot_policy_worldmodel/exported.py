@@ -23,7 +23,8 @@ def export(policy: Policy, folder: Path) -> None:
         raise UserError(f"{folder} exists already: give a new folder")
     config = configuration(policy)
     made = WorldModelPolicy(config)
-    made.model.load_state_dict(policy.model.state_dict())
+    weights = policy.model.state_dict().items()  # the head `ending` is for training alone, and lerobot's has none
+    made.model.load_state_dict({name: weight for name, weight in weights if not name.startswith("ending.")})
     made.save_pretrained(folder)
     stats = {OBS_STATE: _stats(policy.interface.state), ACTION: _stats(policy.interface.action)}
     for pipeline in make_worldmodel_pre_post_processors(config, stats):
