@@ -14,15 +14,16 @@ from worldmodel import noise
 from worldmodel.datasets.faces.pieces import Faces, Piece, read_faces, read_index, write_faces
 from worldmodel.errors import UserError
 from worldmodel.face.colour import match, ring
-from worldmodel.face.command import METHODS, Method
 from worldmodel.face.generator import FaceControl, Generator, State
+from worldmodel.face.methods import find_method
 from worldmodel.face.region import soft_mask, to_crops, to_patch
 from worldmodel.options import check_range, check_threads
 from worldmodel.progress import progress_bar
 
 
-def reverse_command(faces: Path, method: Method = "poisson", seed: int = 0, threads: int = 1) -> int:
-    """Give gathered faces inputs for role reversal: somebody else's face on them, made by a simple swap.
+def reverse_command(faces: Path, method: str = "poisson", seed: int = 0, threads: int = 1) -> int:
+    """Give gathered faces inputs for role reversal: somebody else's face on them, made by a simple swap or a
+    trained one.
 
     Example: worldmodel face reverse data/faces
 
@@ -31,7 +32,7 @@ def reverse_command(faces: Path, method: Method = "poisson", seed: int = 0, thre
     check_threads(threads)
     check_range(0, 2**62, seed=seed)
     torch.set_num_threads(threads)
-    count = reverse(faces, METHODS[method](size=read_index(faces)[0].size), seed)
+    count = reverse(faces, find_method(method, read_index(faces)[0].size)[0], seed)
     print(f"{faces}: {count} pieces have swapped inputs")
     return 0
 

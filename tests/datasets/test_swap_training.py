@@ -1,5 +1,6 @@
 """A swap generator is trained on rendered heads by the one loop, goes on exactly, and swaps as a stream."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from worldmodel.face.networks.embedder import EmbedderConfig, FaceEmbedder
 from worldmodel.face.region_codec import condition_channels
 from worldmodel.face.swap_model import SwapModel
 from worldmodel.memory import WindowConfig
+from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.joint_rec_id import JointRecId
 from worldmodel.objectives.swap_matching import ShortContext, SwapMatching
 from worldmodel.optim import AdamW
+from worldmodel.run import load_training
 from worldmodel.sampler import Euler
 from worldmodel.train import train
 
@@ -57,3 +60,48 @@ def test_a_training_goes_on_exactly_and_leaves_a_swap(tmp_path: Path, embedder: 
     with pytest.raises(UserError, match=r"weight was 0\.1, this run's is 0.2"):
         wrong = replace(objective, identity=JointRecId(embedder=embedder, weight=0.2))
         train(replace(run, steps=3, objective=wrong))
+
+
+def test_the_recipes_fit_their_data_and_each_other() -> None:
+    folder = Path(__file__).parents[2] / "configs"
+    first, rollouts = (load_training(folder / f"{name}.py") for name in ("heads_swap", "heads_swap_rollouts"))
+    assert isinstance(first, SwapRun) and isinstance(rollouts, SwapRun)
+    for run in (first, rollouts):
+        assert run.codec.size == 64 and run.codec.references == 1
+    assert rollouts.init == first.out and rollouts.model == first.model and rollouts.data.length == 32
+    assert first.data.split == rollouts.data.split  # held out for one is held out for the other
+
+
+def test_a_training_begins_with_another_one_s_weights(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "first", steps=0)
+    torch.manual_seed(1)
+    begun = run.build()
+    SwapModel(begun, run.codec, run.stream).save(tmp_path / "made")
+    torch.manual_seed(2)
+    found = replace(run, init=tmp_path / "made").build()
+    for name, tensor in begun.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor)
+    torch.manual_seed(3)
+    AutoencoderConfig(channels=3, widths=(8,), blocks=(0,)).build().save(tmp_path / "tokenizer")
+    half = replace(DIT, size=(8, 8), condition=condition_channels(3, 2))
+    other = small_run(tmp_path / "second", tokenizer=str(tmp_path / "tokenizer"), model=half, init=tmp_path / "made")
+    with pytest.raises(UserError, match="made: was trained with another tokenizer than"):
+        other.build()
+
+
+def test_parts_that_do_not_fit_are_named_before_anything_starts(tmp_path: Path, embedder: Path) -> None:
+    for changes, message in (
+        ({"model": replace(DIT, condition=9)}, r"model\.condition is 9, regions of 16 pixels .* need 7"),
+        ({"data": replace(HEADS, references=3)}, "the 3 reference pictures must be 1 to 2"),
+        ({"data": replace(HEADS, references=2)}, "must be a WindowConfig with sink 2"),
+        ({"data": replace(HEADS, length=5)}, "clips of 5 frames must be chunks of 2"),
+        ({"tokenizer": str(tmp_path / "none" / "such" / "place")}, "none"),
+        ({"objective": SwapMatching(identity=JointRecId(embedder=tmp_path / "nobody"))}, "nobody"),
+    ):
+        with pytest.raises(UserError, match=message):
+            small_run(tmp_path / "run", **changes).build()
+    objective = SwapMatching(identity=JointRecId(embedder=embedder))
+    shutil.copytree(embedder, tmp_path / "moved")
+    moved = SwapMatching(identity=JointRecId(embedder=tmp_path / "moved"))
+    known = small_run(tmp_path / "run", objective=objective).identity(None)
+    assert small_run(tmp_path / "run", objective=moved).identity(None) == known  # by its weights, wherever it lies

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from worldmodel.errors import UserError
 from worldmodel.face.ahead import Behind, ahead
 from worldmodel.face.consent import Consent, check_consent, file_sha256
 from worldmodel.face.faces import Networks
-from worldmodel.face.generator import CopyPaste, PoissonBlend
 from worldmodel.face.label import draw_label
+from worldmodel.face.methods import find_method
 from worldmodel.face.occlude import Nothing, SkinColour
 from worldmodel.face.parts import Parts, check_output
 from worldmodel.face.pipeline import Swapper, reference_face
@@ -30,8 +30,6 @@ from worldmodel.progress import StopSignal, progress_bar
 
 DEPTH = 8  # pictures that are read ahead, and that wait to be written
 WARM = 24  # pictures before the place where a job goes on that tracking looks at again
-Method = Literal["copy-paste", "poisson"]
-METHODS: dict[Method, type[CopyPaste | PoissonBlend]] = {"copy-paste": CopyPaste, "poisson": PoissonBlend}
 
 
 def swap(
@@ -39,9 +37,9 @@ def swap(
     reference: Path,
     out: str,
     consent: Path | None = None,
-    method: Method = "copy-paste",
+    method: str = "copy-paste",
     faces: int = 1,
-    size: int = 256,
+    size: int | None = None,
     every: int = 8,
     rate: float = 25.0,
     occlusion: bool = True,
@@ -55,13 +53,15 @@ def swap(
     Example: worldmodel swap talk.mp4 --reference me.jpg --consent me.json --out swapped.mp4
 
     TARGET is a video file, a folder of images (shown at --rate), an rtmp:// or http:// URL, or camera:0. --out is a
-    video file, a folder (its name ends in /) for images, or an rtmp:// URL. --faces: how many people at once. --size:
-    side of the aligned region. --every: pictures between detections. --no-occlusion swaps what is before the face too.
-    Ctrl-C leaves a file that plays, and the same command goes on from there. --lossless keeps all pixels outside the
-    faces bit for bit, with --no-label and --no-watermark.
+    video file, a folder (its name ends in /) for images, or an rtmp:// URL. --method: copy-paste,
+    poisson, or the folder of a trained swap. --faces: how many people at once. --size: side of the aligned region, 256
+    by default, of a trained swap its own. --every: pictures between detections. --no-occlusion swaps what is before
+    the face too. Ctrl-C leaves a file that plays, and the same command goes on from there. --lossless keeps all pixels
+    outside the faces bit for bit, with --no-label and --no-watermark.
     """
     check_range(1, 8, faces=faces)
-    check_range(64, 1024, size=size)
+    if size is not None:
+        check_range(64, 1024, size=size)
     check_range(1, 120, every=every)
     check_threads(threads)
     if not 0.1 <= rate <= 1000:
@@ -70,14 +70,14 @@ def swap(
     agreed = check_consent(consent, reference)  # before anything else: nothing runs without it
     key = signing_key()
     check_place(out, target)
-    generator = METHODS[method](size=size)
+    generator, known = find_method(method, size)
     networks = default_networks()
-    face = reference_face(read_image(reference), networks, size, str(reference))
+    face = reference_face(read_image(reference), networks, generator.size, str(reference))
     source = open_source(target, Fraction(rate).limit_denominator(1001))
     tracker = Tracker(networks, Tracking(every=every, faces=faces))
     swapper = Swapper(tracker, generator, face, SkinColour() if occlusion else Nothing())
-    settings = {"method": method, "faces": faces, "size": size, "every": every, "occlusion": occlusion, "label": label}
-    settings |= {"watermark": watermark, "lossless": lossless, "rate": rate}
+    settings = {"method": known, "faces": faces, "size": generator.size, "every": every, "occlusion": occlusion}
+    settings |= {"label": label, "watermark": watermark, "lossless": lossless, "rate": rate}
     job = {"reference_sha256": agreed.reference_sha256, "version": __version__} | settings
     if not source.info.live and Path(target).is_file():
         job["target_sha256"] = file_sha256(Path(target))

@@ -35,9 +35,10 @@ def shaken(cfg: DiTConfig) -> DiT:
     return model
 
 
-def small_swap(references: int = 1) -> SwapModel:
+def small_swap(references: int = 1, size: int = SIZE) -> SwapModel:
     stream = replace(STREAM, memory=WindowConfig(sink=references, ring=3))
-    return SwapModel(shaken(CFG), RegionCodec(PIXELS, SIZE, references), stream)
+    cfg = replace(CFG, size=(size, size), patch=size // 2)
+    return SwapModel(shaken(cfg), RegionCodec(PIXELS, size, references), stream)
 
 
 def target(rows: int = 2, frames: int = 8, seed: int = 3) -> FaceControl:

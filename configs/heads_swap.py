@@ -1,0 +1,55 @@
+"""A face swap generator on rendered heads, by flow matching with the noise-gated Joint Rec-ID loss.
+
+worldmodel train configs/heads_embedder.py
+worldmodel train configs/heads_swap.py
+worldmodel swap VIDEO --method runs/heads_swap --reference FACE --consent FILE --out OUT
+
+Regions of 64 pixels are their own latents, cut into patches of 8: at this size a patch has 192 numbers, which the
+width of the model holds, and nothing is lost between an autoencoder and its pixels. `configs/heads_swap_rollouts.py`
+goes on from it on its own rollouts.
+"""
+
+from pathlib import Path
+
+from worldmodel.datasets.heads.swap_run import SwapRun
+from worldmodel.datasets.heads.swaps import HeadSwaps
+from worldmodel.face.region_codec import condition_channels
+from worldmodel.memory import WindowConfig
+from worldmodel.models.dit import DiTConfig
+from worldmodel.models.world import StreamConfig
+from worldmodel.objectives.joint_rec_id import JointRecId
+from worldmodel.objectives.swap_matching import SwapMatching
+from worldmodel.optim import AdamW, Schedule
+from worldmodel.sampler import Euler
+
+
+def run() -> SwapRun:
+    return SwapRun(
+        data=HeadSwaps(size=64, length=8, batch=4, references=1, seed=0),
+        tokenizer="pixels",
+        model=DiTConfig(
+            channels=3,
+            size=(64, 64),
+            condition=condition_channels(3, 1),
+            patch=8,
+            chunk=4,
+            dim=192,
+            depth=4,
+            heads=6,
+            hidden=768,
+        ),
+        objective=SwapMatching(identity=JointRecId(embedder=Path("runs/heads_embedder"))),
+        stream=StreamConfig(memory=WindowConfig(sink=1, ring=6), sampler=Euler(steps=4)),
+        optimizer=AdamW(lr=5e-4, weight_decay=1e-2),
+        schedule=Schedule(shape="cosine", warmup=100, floor=0.05),
+        out=Path("runs/heads_swap"),
+        seed=0,
+        steps=3000,
+        ema=0.995,
+        threads=1,
+        log_every=10,
+        save_every=250,
+        validate_every=250,
+        validate=4,
+        sample_every=1000,
+    )
