@@ -49,7 +49,7 @@ HEUN = Heun(steps=2)
 
 def our_policy(sampler: Euler | Heun = HEUN, **acting) -> Policy:
     torch.manual_seed(0)
-    model = SIZES.build(INTERFACE).eval()
+    model = replace(SIZES, ending=8).build(INTERFACE).eval()  # lerobot gets it without this head
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -160,8 +160,10 @@ def test_a_saved_folder_is_the_same_bit_for_bit(tmp_path):
     assert names == sorted(path.name for path in (tmp_path / "second").iterdir()) and len(names) == 6
     for name in names:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
-    for name, tensor in our_policy().model.state_dict().items():
-        assert torch.equal(tensor, policy.model.state_dict()[name])
+    ours, theirs = our_policy().model.state_dict(), policy.model.state_dict()
+    assert ours.keys() - theirs.keys() == {f"ending.{layer}.{part}" for layer in (0, 2) for part in ("weight", "bias")}
+    for name, tensor in theirs.items():
+        assert torch.equal(tensor, ours[name])
     with pytest.raises(UserError, match="exists already"):
         export(our_policy(), tmp_path / "first")
 
