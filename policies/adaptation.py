@@ -158,6 +158,8 @@ class AdaptationRun(Training, Recipe):
         return _chunks(self.policy, self.trials, self.demonstrations, self.hold_out)
 
     def build(self) -> Adapted:
+        if self.objective.ending:
+            raise UserError("adaptation: objective.ending must be 0: a frozen policy's eyes learn nothing")
         policy = Policy.find(self.policy)
         return Adapted(policy.model, self.model.build(policy.model))
 

@@ -17,6 +17,7 @@ from worldmodel.errors import UserError
 from worldmodel.fingerprint import fingerprint
 from worldmodel.optim import AdamW, Schedule
 from worldmodel.policies.adaptation import Adaptation, AdaptationRun, contexts
+from worldmodel.policies.behaviour_cloning import BehaviourCloning
 from worldmodel.policies.context_encoder import ContextConfig
 from worldmodel.policies.demonstrations import Demonstrations
 from worldmodel.policies.episodes import Case, Robots, Row, Settings, Trial
@@ -125,7 +126,7 @@ def test_everything_that_does_not_fit_is_told_at_once(parts, tmp_path):
     trials = Trials.load(parts[2])
     replace(trials, policy="0" * 32).save(tmp_path / "foreign")
     run = run_of(parts, tmp_path / "run", trials=(tmp_path / "foreign",), hold_out=1,
-                 demonstrations=Demonstrations(path=(other,), shift="gain:1.1"))  # fmt: skip
+                 demonstrations=Demonstrations(path=(other,), shift="gain:1.1", early=0.5))  # fmt: skip
     with pytest.raises(UserError) as caught:
         train(run)
     for said in (
@@ -133,9 +134,12 @@ def test_everything_that_does_not_fit_is_told_at_once(parts, tmp_path):
         "does not know stay",
         "trials of another policy",
         "must be nominal",
+        "early must be 0",
         "hold_out",
     ):
         assert said in str(caught.value)
+    with pytest.raises(UserError, match=r"objective\.ending must be 0"):
+        replace(run, objective=BehaviourCloning(ending=1)).build()
 
 
 def test_trials_are_read_back_and_checked(parts, tmp_path):
