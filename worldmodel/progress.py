@@ -143,17 +143,20 @@ def listed(metrics: Mapping[str, float]) -> str:
 
 
 class StopSignal:
-    """Remembers SIGTERM and Ctrl-C, so that the loop can stop at a safe point; a second Ctrl-C interrupts at once."""
+    """Remembers SIGTERM and Ctrl-C, so that the loop can stop at a safe point; a second Ctrl-C interrupts at once.
 
-    def __init__(self) -> None:
-        self.requested = False
+    at_once: as long as it is true, while there is nothing to lose, either signal interrupts at once.
+    """
+
+    def __init__(self, at_once: bool = False) -> None:
+        self.requested, self.at_once = False, at_once
         self._before = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        if self.at_once or (self.requested and number == signal.SIGINT):
             raise KeyboardInterrupt
         if not self.requested:
             os.write(2, b"stopping after this step\n")  # at once: a signal may come in the middle of a print

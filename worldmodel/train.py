@@ -42,13 +42,14 @@ Best = tuple[float, int]
 def train(run: Training) -> dict[str, float]:
     """Train to `run.steps` and return the last metrics; resumes from `run.out` if it holds a checkpoint.
 
-    SIGTERM and Ctrl-C finish the step, save and return. A loss or validation loss that is not finite, memory that runs
+    SIGTERM and Ctrl-C finish the step, save and return; before the first step there is nothing to save, and they are a
+    KeyboardInterrupt. A loss or validation loss that is not finite, memory that runs
     out and a disk that is full end with a UserError; the last good checkpoint stays. The last two checkpoints and the
     best one are kept.
     """
     main = os.environ.get("RANK", "0") == "0"  # before anything is set up
     recipe = recipe_of(run)
-    with _advice(run, recipe), alone(run.out) if main else nullcontext(), StopSignal() as stop:
+    with _advice(run, recipe), alone(run.out) if main else nullcontext(), StopSignal(at_once=True) as stop:
         return _train(run, recipe, stop)
 
 
@@ -75,6 +76,7 @@ def _train(run: Training, recipe: Recipe, stop: StopSignal) -> dict[str, float]:
         if recipe.compiles and step < run.steps:
             line.note("compiling, the first step takes a minute")
         batches = _batches(run, recipe, accelerator, step)
+        stop.at_once = False
         while step < run.steps:
             started, clips = time.perf_counter(), next(batches)
             for update in objective.updates(clips):

@@ -59,10 +59,25 @@ def attend_segments(
 
 
 def _check(q: Tensor, segments: Sequence[Segment]) -> None:
+    if q.ndim != 4 or not q.is_floating_point() or not q.shape[3]:
+        raise ValueError(f"attention: queries {list(q.shape)} of {q.dtype} are no floating-point [B, h, Q, D], D > 0")
     rows, heads, _, head = q.shape
     if not segments:
         raise ValueError("attention over no segments")
     for i, s in enumerate(segments):
+        if s.keys.ndim != 4 or not (s.keys.is_floating_point() and s.values.is_floating_point()):
+            raise ValueError(
+                f"attention: segment {i} has keys {list(s.keys.shape)} of {s.keys.dtype} and values of "
+                f"{s.values.dtype}, not floating-point [P, g, N, D]"
+            )
+        parts = (s.keys, s.values, *(() if s.valid is None else (s.valid,)), *(s.turn or ()))
+        if any(part.device != q.device for part in parts):
+            devices = sorted({str(part.device) for part in parts})
+            raise ValueError(f"attention: queries on {q.device}, segment {i} on {', '.join(devices)}")
+        if s.valid is not None and (s.valid.ndim != 2 or s.valid.dtype != torch.bool):
+            raise ValueError(
+                f"attention: segment {i} has a mask {list(s.valid.shape)} of {s.valid.dtype}, not [P, M] of bools"
+            )
         p, g, n, d = s.keys.shape
         if s.values.shape != s.keys.shape or d != head or (rows % p if p else rows) or heads % g:
             raise ValueError(

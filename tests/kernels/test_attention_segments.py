@@ -176,6 +176,10 @@ def test_explain_names_every_reason_on_this_machine():
         ({"keys": torch.zeros(3, 1, 4, 8)}, "segment 0 has keys"),
         ({"values": torch.zeros(2, 1, 5, 8)}, "segment 0 has keys"),
         ({"valid": torch.ones(2, 3, dtype=torch.bool)}, r"a mask \[2, 3\]"),
+        ({"valid": torch.ones(2, 4)}, r"a mask \[2, 4\] of torch.float32, not \[P, M\] of bools"),
+        ({"keys": torch.zeros(2, 1, 4, 8, dtype=torch.int8)}, "keys .* of torch.int8"),
+        ({"keys": torch.zeros(2, 4, 8)}, r"keys \[2, 4, 8\]"),
+        ({"keys": torch.zeros(2, 1, 4, 8, device="meta")}, "queries on cpu, segment 0 on cpu, meta"),
         ({"chunk": -1}, "chunks of -1 tokens"),
         ({"turn": (torch.ones(2, 8), torch.ones(2, 8))}, r"a turn .* not \[2, 4\]"),
     ],
@@ -185,6 +189,16 @@ def test_shapes_that_do_not_go_together_are_told(change, message):
     fields = {"values": fields["keys"], **fields} if "keys" in change else fields
     with pytest.raises(ValueError, match=message):
         attend_segments(torch.zeros(2, 2, 3, 8), (Segment(**fields),))
+
+
+@pytest.mark.parametrize(
+    "q",
+    [torch.zeros(2, 3, 8), torch.zeros(2, 2, 3, 8, dtype=torch.int64), torch.zeros(2, 2, 3, 0)],
+    ids=lambda q: q.ndim,
+)
+def test_queries_that_are_none_are_told(q):
+    with pytest.raises(ValueError, match="are no floating-point"):
+        attend_segments(q, (Segment(torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 8)),))
 
 
 def test_xformers_is_given_its_layout_and_a_bias_of_whole_rows(draw, monkeypatch):

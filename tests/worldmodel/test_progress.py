@@ -125,6 +125,17 @@ def test_a_stop_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_a_stop_before_there_is_anything_to_lose_interrupts() -> None:
+    with StopSignal(at_once=True) as stop:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+        assert not stop.requested
+        stop.at_once = False
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+
+
 def test_compiling_without_a_compiler_is_told_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "check", lambda name: Check(name, "missing", "no C++ compiler", "use --no-compile"))
     with pytest.raises(UserError, match="compile: no C\\+\\+ compiler; use --no-compile"):

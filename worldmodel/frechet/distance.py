@@ -75,6 +75,8 @@ class DistanceTo:
 
         Features that are not finite are Diverged; 0 for equal populations, up to rounding.
         """
+        if isinstance(population, Tensor) and population.ndim != 2:
+            raise ValueError(f"features {list(population.shape)} are not [N, D]: one row per sample")
         count, width = (population.count, population.dimension) if isinstance(population, Moments) else population.shape
         if width != self.dimension:
             raise ValueError(f"features of width {width} have no distance to a reference of width {self.dimension}")

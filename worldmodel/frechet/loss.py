@@ -13,6 +13,7 @@ normalised value is constant and says nothing, so the raw distances are returned
 Letters: n samples of this rank's batch, D features of a term.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,9 +59,9 @@ class FrechetLoss:
         if not terms or len(self.terms) != len(terms):
             raise UserError(f"frechet loss: needs terms of different names, got {[term.name for term in terms]}")
         for term in terms:
-            if term.weight < 0 or term.c <= 0:
+            if not (0 <= term.weight < math.inf and 0 < term.c < math.inf):
                 raise UserError(
-                    f"frechet loss {term.name}: weight {term.weight} must not be negative, c {term.c} positive"
+                    f"frechet loss {term.name}: weight {term.weight} must be finite and at least 0, c {term.c} positive"
                 )
 
     @property

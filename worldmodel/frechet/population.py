@@ -60,8 +60,8 @@ class Queue:
     capacity: int = 2048
 
     def __post_init__(self) -> None:
-        if self.capacity < 2:
-            raise UserError(f"feature queue: capacity {self.capacity} must be at least 2")
+        if self.capacity < 2 or self.capacity != int(self.capacity):
+            raise UserError(f"feature queue: capacity {self.capacity} must be a whole number of at least 2")
 
     def build(self, dimension: int, device: torch.device | str = "cpu") -> "FeatureQueue":
         return FeatureQueue(self.capacity, dimension, device)

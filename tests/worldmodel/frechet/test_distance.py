@@ -220,6 +220,8 @@ def test_bad_requests():
         Moments.of(torch.rand(5))
     with pytest.raises(ValueError, match="int64"):
         Moments.of(torch.ones(5, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"\[2, 4, 3\] are not \[N, D\]"):
+        to(torch.rand(2, 4, 3))
     with pytest.raises(UserError, match="population has 1 samples"):
         to(torch.rand(1, 3))
     with pytest.raises(UserError, match="reference has 1 samples"):

@@ -150,8 +150,11 @@ def test_bad_requests():
         filled(two_terms())({"latents": sample(4, 3, 0)})
     with pytest.raises(UserError, match="different names"):
         FrechetLoss(())
-    with pytest.raises(UserError, match="weight -1"):
-        FrechetLoss((Term("x", Frechet().to(sample(9, 2, 0)), weight=-1),))
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=f"weight {wrong}"):
+            FrechetLoss((Term("x", Frechet().to(sample(9, 2, 0)), weight=wrong),))
+    with pytest.raises(UserError, match=r"capacity 2\.5 must be a whole number"):
+        Queue(capacity=2.5)
     state = filled(two_terms()).state_dict()
     with pytest.raises(UserError, match=r"holds \['pixels.mean'.*terms are \['latents'\]"):
         FrechetLoss((Term("latents", Frechet().to(sample(9, 3, 0)), Queue(capacity=16).build(3)),)).load_state_dict(

@@ -46,7 +46,7 @@ def open_page(chromium) -> Iterator:
         contexts.append(chromium.new_context(viewport={"width": 1280, "height": 800}, **options))
         page = contexts[-1].new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)  # of a machine under load; none waits that long otherwise
         page.goto(address)
         return page
 
