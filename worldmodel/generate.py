@@ -115,7 +115,8 @@ def write_rollout(
     else:
         control = recording.control.frames(size, size + length + ahead)
     seeds = seed + torch.arange(context.batch)
-    with progress_bar("rollout", length // size * world.pixel_frames) as advance:
+    unit = f"x {context.batch} frames"  # all beginnings at once
+    with progress_bar("rollout", length // size * world.pixel_frames, unit=unit) as advance:
         pieces = _told(generated(world, context, control, seeds, sampler), advance)
         pictures = (np.concatenate(list(piece[:, time]), 1) for piece in pieces for time in range(piece.shape[1]))
         write_video(out, (enlarge(picture, scale) for picture in pictures), world.fps)
