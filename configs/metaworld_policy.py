@@ -1,6 +1,6 @@
 """A policy for tasks of Meta-World from scripted demonstrations, on a CPU.
 
-worldmodel collect robot/reach --policy jolted --episodes 60 --frames 160 --seed 1000 --out runs/data/robot/reach
+worldmodel collect robot/reach --policy jolted --episodes 100 --frames 160 --seed 1000 --out runs/data/robot/reach
 worldmodel train configs/metaworld_policy.py
 worldmodel evaluate policy runs/policies/reach --tasks reach --episodes 200
 
@@ -29,7 +29,7 @@ def run() -> PolicyRun:
         optimizer=AdamW(lr=1e-3, weight_decay=1e-3),
         schedule=Schedule(shape="cosine", warmup=100, floor=0.01),
         out=Path("runs/policies/reach"),
-        steps=3000,
+        steps=2000,
         ema=0.995,
         threads=1,
         log_every=50,

@@ -17,8 +17,8 @@ class Effort:
     """episodes: of demonstrations. steps: of the policy's training. trials: on broken robots. corrections: steps of the
     encoder's training."""
 
-    episodes: int = 60
-    steps: int = 3000
+    episodes: int = 100
+    steps: int = 2000
     trials: int = 200
     corrections: int = 2000
 
