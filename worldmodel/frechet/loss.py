@@ -86,16 +86,6 @@ class FrechetLoss:
             distances[name], seen[name] = fd.detach(), batch.detach()
         return Scored(total, distances, seen)
 
-    def check_room(self, counts: Mapping[str, int]) -> None:
-        """A UserError for the first term whose population cannot hold a batch, over all ranks, of so many samples."""
-        for name, count in counts.items():
-            population = self.terms[name].population
-            if population is not None:
-                try:
-                    population.check_room(count)
-                except UserError as error:
-                    raise UserError(f"{name}: {error}") from error
-
     def fill(self, features: Mapping[str, Tensor]) -> None:
         """Take features [n, D] of each term in without scoring them. All ranks must call it with their own."""
         self._check(features)

@@ -141,6 +141,7 @@ class FrechetForcingObjective(Objective):
             return
         real: dict[str, Moments] = {}
         seen, clips = 0, next(batches)
+        self._check_room(clips[0])
         while seen < self.cfg.reference:
             for clip in clips:
                 for name, features in self.features(clip.x, clip.x).items():
@@ -152,7 +153,6 @@ class FrechetForcingObjective(Objective):
             seen += num_ranks() * sum(clip.batch for clip in clips)  # every rank takes its share of a step's clips
             clips = next(batches)
         self.loss = self._loss({name: merge_moments(moments) for name, moments in real.items()})
-        self._check_room(self.loss, clips[0])
         before = 0  # steps before the first: a lead of their own each
         while not self.loss.ready:
             before -= 1
@@ -161,17 +161,19 @@ class FrechetForcingObjective(Objective):
                 self.loss.fill(self.features(made.x, clip.x))
             clips = next(batches)
 
-    def _check_room(self, loss: FrechetLoss, clip: Clip[ActionControl]) -> None:
-        """A UserError, before the first step, if rollouts will grow beyond what a population holds."""
+    def _check_room(self, clip: Clip[ActionControl]) -> None:
+        """A UserError, before anything takes long, if rollouts will grow beyond what a population holds."""
         for since, chunks in self.cfg.rollouts.lengths:
             one = clip.x.new_zeros(1, chunks * self.rollouts.model.chunk, *clip.x.shape[2:])
-            counts = {name: phi(one).shape[1] * clip.batch * num_ranks() for name, phi in self.maps.items()}
-            try:
-                loss.check_room(counts)
-            except UserError as error:
-                raise UserError(
-                    f"Frechet forcing: rollouts of {chunks} chunks, from step {since} on: {error}"
-                ) from error
+            for name, phi in self.maps.items():
+                features = phi(one)
+                count = features.shape[1] * clip.batch * num_ranks()
+                try:
+                    self.cfg.population.build(features.shape[-1]).check_room(count)
+                except UserError as error:
+                    raise UserError(
+                        f"Frechet forcing: rollouts of {chunks} chunks, from step {since} on: {name}: {error}"
+                    ) from error
 
     def features(self, x: Tensor, truth: Tensor) -> dict[str, Tensor]:
         """Features [N, D] of latents x [B, T, C, H, W] by term; truth: the real clip that belongs to them."""
