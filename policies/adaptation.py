@@ -33,7 +33,7 @@ from worldmodel.policies.policy import Policy
 from worldmodel.policies.shifts import Shift, parse_shift
 from worldmodel.policies.trials import Trials
 from worldmodel.run import Recipe, Training
-from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
+from worldmodel.serial import check_config, from_json, read_json, to_json, write_json
 from worldmodel.weights import build_with, load_into, read_tensors, write_tensors
 
 FORMAT = 1
@@ -103,10 +103,7 @@ class Adaptation:
         """Load an encoder for this policy, or what the run in a folder has made so far. Anything missing, broken, or
         made for another policy is a UserError."""
         path = made_in(folder) / FILES[0]
-        config = read_json(path)
-        if not isinstance(config, dict) or config.get("kind") != KIND:
-            raise UserError(f"{path}: not the configuration of a context encoder")
-        check_format(config, FORMAT, path, keys=("encoder", "policy"))
+        config = check_config(read_json(path), KIND, FORMAT, path, keys=("encoder", "policy"))
         if config["policy"] != fingerprint(policy.model):
             raise UserError(f"{path}: this context encoder was trained for another policy")
         cfg: ContextConfig = from_json(config["encoder"], ContextConfig, f"{path}: encoder")

@@ -122,12 +122,10 @@ class Chunks:
         while True:
             rng = np.random.default_rng([self.cfg.seed, step])
             drawn, early = rng.integers(0, 2**62, self.cfg.batch), rng.random(self.cfg.batch) < self.cfg.early
-            own = range(rank * share, (rank + 1) * share)
-            mine = slice(own.start, own.stop)
-            at = [
-                _early(self.read.training, int(number)) if soon else _anywhere(self.read.training, int(number))
-                for number, soon in zip(drawn[mine], early[mine], strict=True)
-            ]
+            own = slice(rank * share, (rank + 1) * share)
+            at = _anywhere(self.read.training, drawn[own])
+            for row in np.flatnonzero(early[own]):
+                at[row] = _early(self.read.training, int(drawn[own][row]))
             clips = self._clip(at, step * self.cfg.batch + own.start)
             size = share // micro
             yield [clips.select(torch.arange(m * size, (m + 1) * size)) for m in range(micro)]
@@ -139,8 +137,7 @@ class Chunks:
             raise UserError("demonstrations: no episode is held out (validation), so the run's validate must be 0")
         for number in range(count):
             drawn = np.random.default_rng([self.cfg.seed, 1, number]).integers(0, 2**62, self.cfg.batch)
-            at = [_anywhere(self.read.held_out, int(each)) for each in drawn]
-            yield self._clip(at, number * self.cfg.batch)
+            yield self._clip(_anywhere(self.read.held_out, drawn), number * self.cfg.batch)
 
     def _clip(self, at: list[tuple[Episode, int]], first: int) -> Demonstrated:
         """at: episodes and frames."""
@@ -158,14 +155,12 @@ class Chunks:
         return Demonstrated((action - middle) / half, observation, index, (ending - middle) / half)
 
 
-def _anywhere(episodes: tuple[Episode, ...], number: int) -> tuple[Episode, int]:
-    """A frame of all: `number` is drawn from a range much longer than there are frames."""
-    row = number % sum(len(episode) for episode in episodes)
-    for episode in episodes:
-        if row < len(episode):
-            return episode, row
-        row -= len(episode)
-    raise AssertionError
+def _anywhere(episodes: tuple[Episode, ...], drawn: NDArray[np.int64]) -> list[tuple[Episode, int]]:
+    """Frames among all: the numbers are drawn from a range much longer than there are frames."""
+    ends = np.cumsum([len(episode) for episode in episodes])
+    rows = drawn % ends[-1]
+    where = np.searchsorted(ends, rows, side="right")
+    return [(episodes[e], int(row - (ends[e] - len(episodes[e])))) for e, row in zip(where, rows, strict=True)]
 
 
 def _early(episodes: tuple[Episode, ...], number: int) -> tuple[Episode, int]:

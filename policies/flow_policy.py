@@ -98,8 +98,11 @@ class FlowPolicy(nn.Module):
         self.places = nn.Parameter(0.02 * torch.randn(cfg.chunk, dim))
         self.blocks = nn.ModuleList(Block(dim, cfg.heads, cfg.hidden) for _ in range(cfg.depth))
         self.last = nn.Linear(dim, 2 * dim)
-        hidden = (nn.Linear(seen, cfg.ending), nn.SiLU(), nn.Linear(cfg.ending, actions)) if cfg.ending else ()
-        self.ending = nn.Sequential(*hidden) if hidden else None
+        self.ending = (
+            nn.Sequential(nn.Linear(seen, cfg.ending), nn.SiLU(), nn.Linear(cfg.ending, actions))
+            if cfg.ending
+            else None
+        )
         for zero in (self.last, self.action_out):
             nn.init.zeros_(zero.weight)
             nn.init.zeros_(zero.bias)

@@ -19,7 +19,7 @@ from worldmodel.policies.flow_policy import FlowPolicy, PolicyConfig
 from worldmodel.policies.observation import Interface
 from worldmodel.policies.planning import Chunking
 from worldmodel.sampler import Euler, Heun, Sampler, Streamable
-from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
+from worldmodel.serial import check_config, from_json, read_json, to_json, write_json
 from worldmodel.weights import PICKLES, build_with, read_tensors, write_tensors
 
 FORMAT = 1
@@ -157,10 +157,7 @@ class Policy:
             raise UserError(f"{folder}: no such folder; a policy is a folder with config.json in it")
         check_device(device)
         path = folder / "config.json"
-        config = read_json(path)
-        if not isinstance(config, dict) or config.get("kind") != KIND:
-            raise UserError(f"{path}: not the configuration of a policy")
-        check_format(config, FORMAT, path, keys=("model", "interface", "acting"))
+        config = check_config(read_json(path), KIND, FORMAT, path, keys=("model", "interface", "acting"))
         cfg: PolicyConfig = from_json(config["model"], PolicyConfig, f"{path}: model")
         interface: Interface = from_json(config["interface"], Interface, f"{path}: interface")
         acting: Acting = from_json(config["acting"], Acting, f"{path}: acting")

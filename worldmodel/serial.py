@@ -155,3 +155,10 @@ def check_format(data: Any, newest: int, path: Path, keys: tuple[str, ...] = ())
         if key not in data:
             raise UserError(f"{path}: key '{key}' is missing")
     return data
+
+
+def check_config(data: Any, kind: str, newest: int, path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    """The JSON object of a folder's config.json if it says that it is a `kind`, and as in `check_format`."""
+    if not isinstance(data, dict) or data.get("kind") != kind:
+        raise UserError(f"{path}: not the configuration of a {kind}")
+    return check_format(data, newest, path, keys)

@@ -43,9 +43,8 @@ def train(run: Training) -> dict[str, float]:
     """Train to `run.steps` and return the last metrics; resumes from `run.out` if it holds a checkpoint.
 
     SIGTERM and Ctrl-C finish the step, save and return; before the first step there is nothing to save, and they are a
-    KeyboardInterrupt. A loss or validation loss that is not finite, memory that runs
-    out and a disk that is full end with a UserError; the last good checkpoint stays. The last two checkpoints and the
-    best one are kept.
+    KeyboardInterrupt. A loss or validation loss that is not finite, memory that runs out and a disk that is full end
+    with a UserError; the last good checkpoint stays. The last two checkpoints and the best one are kept.
     """
     main = os.environ.get("RANK", "0") == "0"  # before anything is set up
     recipe = recipe_of(run)

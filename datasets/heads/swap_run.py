@@ -60,12 +60,12 @@ class SwapRun(Training, Recipe):
         return codec
 
     def build(self) -> DiT:
-        codec, embedder = self.codec, self.objective.embedder()
-        del codec, embedder  # what is wrong with them is said before anything starts
+        codec = self.codec
+        self.objective.embedder()  # what is wrong with either is said before anything starts
         model = self.model.build()
         if self.init is not None:
             begun = SwapModel.find(self.init)
-            if fingerprint(self._tokenizer(begun.codec)) != fingerprint(self._tokenizer(self.codec)):
+            if fingerprint(begun.codec.network) != fingerprint(codec.network):
                 raise UserError(f"{self.init}: was trained with another tokenizer than {self.tokenizer}")
             load_into(model, begun.dit.state_dict(), str(self.init))
         return model
@@ -90,14 +90,9 @@ class SwapRun(Training, Recipe):
             "objective": objective,
             "data": self.data,
             "stream": self.stream,
-            "tokenizer": fingerprint(self._tokenizer(self.codec)),
+            "tokenizer": fingerprint(self.codec.network),
             "frozen": frozen,
         }
-
-    @staticmethod
-    def _tokenizer(codec: RegionCodec) -> nn.Module:
-        assert isinstance(codec.tokenizer, nn.Module)  # tokenizers are
-        return codec.tokenizer
 
 
 @dataclass(frozen=True, slots=True)

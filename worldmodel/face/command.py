@@ -53,11 +53,11 @@ def swap(
     Example: worldmodel swap talk.mp4 --reference me.jpg --consent me.json --out swapped.mp4
 
     TARGET is a video file, a folder of images (shown at --rate), an rtmp:// or http:// URL, or camera:0. --out is a
-    video file, a folder (its name ends in /) for images, or an rtmp:// URL. --method: copy-paste,
-    poisson, or the folder of a trained swap. --faces: how many people at once. --size: side of the aligned region, 256
-    by default, of a trained swap its own. --every: pictures between detections. --no-occlusion swaps what is before
-    the face too. Ctrl-C leaves a file that plays, and the same command goes on from there. --lossless keeps all pixels
-    outside the faces bit for bit, with --no-label and --no-watermark.
+    video file, a folder (its name ends in /) for images, or an rtmp:// URL. --method: copy-paste, poisson, or the
+    folder of a trained swap. --faces: how many people at once. --size: side of the aligned region, 256 by default, of
+    a trained swap its own. --every: pictures between detections. --no-occlusion swaps what is before the face too.
+    Ctrl-C leaves a file that plays, and the same command goes on from there. --lossless keeps all pixels outside the
+    faces bit for bit, with --no-label and --no-watermark.
     """
     check_range(1, 8, faces=faces)
     if size is not None:

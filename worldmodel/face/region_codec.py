@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from worldmodel.chunk import Chunk, ConditionControl
@@ -71,9 +71,15 @@ class RegionCodec:
                 f"swap: the {self.references} reference pictures must be 1 to {model.chunk}, one chunk of the model"
             )
 
+    @property
+    def network(self) -> nn.Module:
+        """The tokenizer, which is a module."""
+        assert isinstance(self.tokenizer, nn.Module)
+        return self.tokenizer
+
     def to(self, device: torch.device | str) -> "RegionCodec":
-        tokenizer: Any = self.tokenizer  # tokenizers are modules
-        return RegionCodec(tokenizer.to(device), self.size, self.references)
+        self.network.to(device)
+        return self
 
     @torch.no_grad()
     def latents(self, regions: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ from worldmodel.fingerprint import fingerprint
 from worldmodel.folders import replaced
 from worldmodel.memory import MemoryConfig, WindowConfig
 from worldmodel.models.dit import DiT, DiTConfig
-from worldmodel.models.world import StreamConfig, check_device, made_in
+from worldmodel.models.world import StreamConfig, check_device, load_dit, made_in
 from worldmodel.rollout import advance, start, step
 from worldmodel.sampler import Streamable
-from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
+from worldmodel.serial import check_config, from_json, read_json, to_json, write_json
 from worldmodel.state import State
-from worldmodel.weights import build_with, read_tensors, write_tensors
+from worldmodel.weights import write_tensors
 
 FORMAT, KIND = 1, "face swap"
 FILES = ("config.json", "model.safetensors", "tokenizer")
@@ -101,8 +101,7 @@ class SwapModel:
     @property
     def fingerprint(self) -> str:
         """Of all weights."""
-        tokenizer: Any = self.codec.tokenizer  # tokenizers are modules
-        return fingerprint(self.dit, tokenizer)
+        return fingerprint(self.dit, self.codec.network)
 
     @torch.no_grad()
     def begin(self, reference: Tensor, rows: int) -> SwapState:
@@ -153,10 +152,7 @@ class SwapModel:
             raise UserError(f"{folder}: no such folder; a trained swap is a folder with config.json in it")
         check_device(device)
         path = folder / "config.json"
-        config = read_json(path)
-        if not isinstance(config, dict) or config.get("kind") != KIND:
-            raise UserError(f"{path}: not the configuration of a face swap")
-        check_format(config, FORMAT, path, keys=("dit", "size", "references", "stream"))
+        config = check_config(read_json(path), KIND, FORMAT, path, keys=("dit", "size", "references", "stream"))
         for name in ("size", "references"):
             if isinstance(config[name], bool) or not isinstance(config[name], int) or not 1 <= config[name] <= 2**14:
                 raise UserError(f"{path}: {name} must be a whole number in [1, {2**14}], not {config[name]!r}")
@@ -170,8 +166,7 @@ class SwapModel:
             check_stream(stream, codec.references, cfg)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
-        weights = folder / "model.safetensors"
-        dit = build_with(cfg.build, read_tensors(weights), str(weights))
+        dit = load_dit(cfg, folder / "model.safetensors", path)
         card = config.get("card", {})
         return cls(
             dit.to(device).eval().requires_grad_(False),

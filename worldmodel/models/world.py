@@ -23,7 +23,7 @@ from worldmodel.models.dit import DiT, DiTConfig
 from worldmodel.models.tokenizer import Tokenizer
 from worldmodel.models.tokenizer_folder import load_tokenizer
 from worldmodel.sampler import AnySampler, Euler
-from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
+from worldmodel.serial import check_config, from_json, read_json, to_json, write_json
 from worldmodel.weights import PICKLES, build_with, read_tensors, write_tensors
 
 FORMAT = 1
@@ -138,12 +138,10 @@ class WorldModel:
         config = read_json(path)
         if isinstance(config, dict) and config.get("kind") == "policy":
             raise UserError(f"{path}: a policy, not a world model; worldmodel serve-policy serves it")
-        if not isinstance(config, dict) or config.get("kind") != "world model":
-            raise UserError(f"{path}: not the configuration of a world model")
-        check_format(config, FORMAT, path, keys=("dit", "actions", "fps", "stream"))
+        check_config(config, "world model", FORMAT, path, keys=("dit", "actions", "fps", "stream"))
         _check_plain(config, path)
         stream: StreamConfig = from_json(config["stream"], StreamConfig, f"{path}: stream")
-        dit = _load_dit(from_json(config["dit"], DiTConfig, f"{path}: dit"), folder / "model.safetensors", path)
+        dit = load_dit(from_json(config["dit"], DiTConfig, f"{path}: dit"), folder / "model.safetensors", path)
         if dit.cfg.condition:
             raise UserError(f"{path}: dit.condition is {dit.cfg.condition}: not a world model, those take actions")
         try:
@@ -195,7 +193,7 @@ def _check_plain(config: dict[str, Any], path: Path) -> None:
         raise UserError(f"{path}: card: expected an object, found {type(config['card']).__name__}")
 
 
-def _load_dit(cfg: DiTConfig, weights: Path, path: Path) -> DiT:
+def load_dit(cfg: DiTConfig, weights: Path, path: Path) -> DiT:
     """The transformer with its weights. Sizes that these weights cannot have are refused before memory is taken."""
     tensors = read_tensors(weights)
     numbers = sum(tensor.numel() for tensor in tensors.values())

@@ -1,14 +1,18 @@
 """Painted people for tests without weights: a square of one hue is a face; videos of them with times and sound."""
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
+import pytest
 
 from worldmodel.face.alignment import MEAN_FACE
 from worldmodel.face.faces import Networks
+from worldmodel.face.pipeline import Swapper
 
 RED, GREEN = (220, 60, 60), (60, 220, 60)
 SKIN = 150  # a channel at least this bright, beside a dark one, is paint
@@ -141,3 +145,16 @@ def sound_packets(path: Path) -> list[bytes]:
         if file.streams.audio:
             packets += [bytes(p) for p in file.demux(audio=0) if p.size]
     return packets
+
+
+def interrupt_third_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C as the third chunk from now on is begun, once."""
+    swapped, calls = Swapper.chunk, []
+
+    def interrupted(self, pictures, time_base, state):
+        calls.append(len(pictures))
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return swapped(self, pictures, time_base, state)
+
+    monkeypatch.setattr(Swapper, "chunk", interrupted)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -15,7 +14,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from painted import GREEN, RED, networks, paint, read, sound_packets, write
+from painted import GREEN, RED, interrupt_third_chunk, networks, paint, read, sound_packets, write
 
 from worldmodel.errors import UserError
 from worldmodel.face import command
@@ -205,16 +204,7 @@ def test_a_folder_of_images_in_and_out(made: SimpleNamespace) -> None:
 def test_a_stopped_job_plays_and_goes_on(made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     target = write(made.folder / "talk.mp4", TALK, sound="stereo")
     assert made.run(target, made.folder / "whole.mp4") == 0
-    swapped = Swapper.chunk
-    calls = []
-
-    def interrupted(self, pictures, time_base, state):
-        calls.append(len(pictures))
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return swapped(self, pictures, time_base, state)
-
-    monkeypatch.setattr(Swapper, "chunk", interrupted)
+    interrupt_third_chunk(monkeypatch)
     assert made.run(target, made.folder / "out.mp4") == 130
     assert len(read(made.folder / "out.mp4")[0]) == 12
     assert check_side_file(made.folder / "out.mp4")["pictures"] == 12

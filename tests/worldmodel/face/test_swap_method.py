@@ -1,8 +1,6 @@
 """A trained swap in the `swap` command: found by its folder, known by its weights."""
 
-import os
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from painted import GREEN, RED, networks, paint, read, write
+from painted import GREEN, RED, interrupt_third_chunk, networks, paint, read, write
 from small_swaps import small_swap
 
 from worldmodel.errors import UserError
@@ -18,7 +16,6 @@ from worldmodel.face import command
 from worldmodel.face.consent import write_consent
 from worldmodel.face.generator import CopyPaste, PoissonBlend
 from worldmodel.face.methods import USUAL, find_method
-from worldmodel.face.pipeline import Swapper
 from worldmodel.face.sign import check_side_file
 from worldmodel.memory import WindowConfig
 
@@ -73,15 +70,7 @@ def test_a_video_is_swapped_by_trained_weights_and_goes_on_with_no_others(
             watermark=False, lossless=True,
         )  # fmt: skip
 
-    swapped, calls = Swapper.chunk, []
-
-    def interrupted(self, pictures, time_base, state):
-        calls.append(len(pictures))
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return swapped(self, pictures, time_base, state)
-
-    monkeypatch.setattr(Swapper, "chunk", interrupted)
+    interrupt_third_chunk(monkeypatch)
     assert run("swap") == 130
     with pytest.raises(UserError, match="parts of another swap"):
         run("other")

@@ -156,11 +156,14 @@ def test_a_folder_holds_all_of_a_swap(tmp_path: Path) -> None:
         ({"references": 3}, "the 3 reference pictures must be 1 to 2"),
         ({"references": 2}, "must be a WindowConfig with sink 2"),
         ({"format": 9}, "format 9 is newer than 1"),
+        ({"dit": {"depth": 10**9}}, "dit.depth is 1000000000, but .* weights in all"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_named(change: dict, message: str, tmp_path: Path) -> None:
     small_swap().save(tmp_path)
-    write_json(read_json(tmp_path / "config.json") | change, tmp_path / "config.json")
+    config = read_json(tmp_path / "config.json")
+    change = {key: config[key] | value if isinstance(value, dict) else value for key, value in change.items()}
+    write_json(config | change, tmp_path / "config.json")
     with pytest.raises(UserError, match=message) as error:
         SwapModel.find(tmp_path)
     assert str(tmp_path / "config.json") in str(error.value)

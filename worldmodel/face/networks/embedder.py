@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from worldmodel.errors import UserError
 from worldmodel.folders import replaced
 from worldmodel.models.world import made_in
-from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
+from worldmodel.serial import check_config, from_json, read_json, to_json, write_json
 from worldmodel.weights import build_with, read_tensors, write_tensors
 
 FORMAT, KIND = 1, "face embedder"
@@ -137,10 +137,7 @@ class FaceEmbedder:
         """Load an embedder, or what the run in a folder has made so far; frozen, in evaluation mode. Anything missing
         or broken is a UserError."""
         path = made_in(folder) / FILES[0]
-        config = read_json(path)
-        if not isinstance(config, dict) or config.get("kind") != KIND:
-            raise UserError(f"{path}: not the configuration of a face embedder")
-        check_format(config, FORMAT, path, keys=("embedder",))
+        config = check_config(read_json(path), KIND, FORMAT, path, keys=("embedder",))
         cfg: EmbedderConfig = from_json(config["embedder"], EmbedderConfig, f"{path}: embedder")
         weights = path.with_name(FILES[1])
         model = build_with(cfg.build, read_tensors(weights), str(weights))
