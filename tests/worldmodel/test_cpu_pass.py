@@ -1,4 +1,4 @@
-"""The few-operations way through the blocks equals the general one; reordered weights follow the weights."""
+"""The few-operations way through the blocks equals the general one; copies of weights follow the weights."""
 
 import copy
 import pickle
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from worldmodel import flow
 from worldmodel.kernels import backend
 from worldmodel.memory import FullConfig, SlowFastConfig, WindowConfig
+from worldmodel.models import packed
 from worldmodel.models.cpu_weights import MOST_TIMES, Weights
 from worldmodel.models.lora import LoraConfig, add_lora
 from worldmodel.models.packed import FEWEST_ROWS, PackedLinear, product
@@ -117,9 +118,14 @@ def test_a_call_with_gradients_has_them_whatever_prepared_it():
     assert grads[0].abs().max() > 1e-3
 
 
+LAYOUTS = [False] + [True] * torch.backends.mkldnn.is_available()  # whether oneDNN reorders the copy
+
+
+@pytest.mark.parametrize("reordered", LAYOUTS)
 @pytest.mark.parametrize("gelu", [False, True])
 @torch.no_grad()
-def test_a_reordered_weight_is_that_of_now(gelu):
+def test_a_copy_of_a_weight_is_that_of_now(gelu, reordered, monkeypatch):
+    monkeypatch.setattr(packed, "reorders", lambda: reordered)
     layer, x = PackedLinear(24, 40), torch.randn(2, FEWEST_ROWS, 24)
 
     def wanted():
@@ -136,6 +142,18 @@ def test_a_reordered_weight_is_that_of_now(gelu):
         other.weight.mul_(3)
         close(product(other, 2 * FEWEST_ROWS)(x), F.linear(x, other.weight, other.bias), 2e-6)
     assert set(layer.state_dict()) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("reordered", LAYOUTS)
+@torch.no_grad()
+def test_gelu_of_large_and_small_numbers(reordered, monkeypatch):
+    monkeypatch.setattr(packed, "reorders", lambda: reordered)
+    layer = PackedLinear(1, 1)
+    layer.weight.fill_(1), layer.bias.fill_(0)
+    sizes = torch.logspace(-20, 20, FEWEST_ROWS * 8)
+    x = torch.cat((-sizes, torch.zeros(1), sizes))[:, None]
+    made, wanted = product(layer, len(x), gelu=True)(x), F.gelu(x.double(), approximate="tanh")
+    assert ((made - wanted).abs() <= 4e-7 * x.abs()).all()
 
 
 @pytest.mark.parametrize("change", ["in place", "data", "another weight", "another layer", "outside the blocks"])
