@@ -274,6 +274,7 @@ def _chunks(
     wrong += ["demonstrations.shift must be nominal: each sample brings its own"] * (
         parse_shift(demonstrations.shift).name != "nominal"
     )
+    wrong += ["demonstrations.offset must be 0: each sample brings its own"] * (demonstrations.offset > 0)
     wrong += ["demonstrations.early must be 0: trials are paired with frames of all moments"] * (
         demonstrations.early > 0
     )

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Literal
 
 from worldmodel.datasets.evaluate import as_typed, finish, prepare
+from worldmodel.errors import UserError
 from worldmodel.evaluate.report import Metric, Report, Table
 from worldmodel.folders import check_outputs
 from worldmodel.options import check_range, check_seeds
 from worldmodel.policies.adaptation import Adaptation
-from worldmodel.policies.episodes import Robots, Row, Settings, evaluate, open_for
+from worldmodel.policies.episodes import Case, Robots, Row, Settings, evaluate, open_for
 from worldmodel.policies.policy import Policy
 from worldmodel.policies.recovery import adapt, recovery
+from worldmodel.policies.shifts import OFFSETS
 from worldmodel.policies.success import wilson
 from worldmodel.policies.trials import before, record_trials, shifted_cases
 from worldmodel.progress import progress_bar
 
-OFFSETS = ("actuation-bias", "encoder-offset")
 BLOCK = 25  # trials between two savings
 
 
@@ -71,6 +72,7 @@ def recovery_command(
     checkpoint: Path,
     encoder: Path,
     task: str,
+    without: Path | None = None,
     kind: Literal["actuation-bias", "encoder-offset"] = "actuation-bias",
     least: float = 0.04,
     most: float = 0.06,
@@ -93,7 +95,9 @@ def recovery_command(
 
     --shifts random offsets of a length in [--least, --most] metres, --episodes episodes each, paired in all arms: the
     robot as built, the shifted robot without context, and after 1 to --trials trials. Shifts and seeds must be other
-    ones than the encoder was trained on. --way: how the tokens of trials are put together.
+    ones than the encoder was trained on. --way: how the tokens of trials are put together. --without: another policy,
+    which runs as it is, on the robot as built and on the shifted ones: one that was trained on shifted data
+    (`data.offset`) shows what there is to gain without any context.
     """
     command = as_typed(recovery_command, locals()).replace("recovery_command", "recovery")
     check_range(1, shifts=shifts, episodes=episodes, trials=trials)
@@ -102,26 +106,41 @@ def recovery_command(
     prepare("cpu", threads)
     policy = Policy.find(checkpoint)
     adaptation = Adaptation.find(encoder, policy)
+    other = None if without is None else Policy.find(without)
+    if other is not None and (wrong := policy.interface.differences(other.interface)):
+        raise UserError(f"{without}: not a policy of the same robot: {'; '.join(wrong)}")
     offsets = [case.shift for case in shifted_cases(task, (kind,), least, most, shifts, episode_seed)]
     first = shifted_cases(task, (kind,), least, most, shifts * episodes, episode_seed)
     todo = [replace(case, shift=offsets[n % shifts]) for n, case in enumerate(first)]
     settings = Settings(horizon=horizon, parallel=parallel, together=together, seed=seed)
     with (
         closing(Robots(policy.interface, open_for)) as robots,
-        progress_bar("recovery", (2 + trials) * len(todo), unit="episodes") as advance,
+        progress_bar("recovery", (2 + trials + 2 * (other is not None)) * len(todo), unit="episodes") as advance,
     ):
         plain = [replace(case, shift="nominal") for case in todo]
-        nominal = evaluate(policy, plain, settings, robots, told=lambda _: advance(1)).rows
+
+        def run(which: Policy, cases: Sequence[Case]) -> Sequence[Row]:
+            return evaluate(which, cases, settings, robots, told=lambda _: advance(1)).rows
+
+        nominal = run(policy, plain)
+        others = None if other is None else (run(other, plain), run(other, todo))
         adapted = adapt(policy, adaptation, todo, settings, robots, trials, way, told=lambda _: advance(1))
-    report = report_of(nominal, adapted)
+    report = report_of(nominal, adapted, others)
     print(
         "\n".join("  ".join(cell.rjust(16) for cell in row) for row in (report.tables[0].head, *report.tables[0].rows))
     )
     return finish(replace(report, command=command, seeds=(seed, episode_seed)), "recovery", out, json)
 
 
-def report_of(nominal: Sequence[Row], adapted: Sequence[Sequence[Row]]) -> Report:
-    """The report of a policy on the robot as built, and of its trials on shifted ones, the first without context."""
+def report_of(
+    nominal: Sequence[Row],
+    adapted: Sequence[Sequence[Row]],
+    others: tuple[Sequence[Row], Sequence[Row]] | None = None,
+) -> Report:
+    """The report of a policy on the robot as built, and of its trials on shifted ones, the first without context.
+
+    others: of another policy, on the robot as built and on the shifted ones.
+    """
     metrics = {"success_rate__nominal": _rate(nominal), "success_rate__shifted": _rate(adapted[0])}
     for number, rows in enumerate(adapted[1:], start=1):
         metrics[f"success_rate__after_{number}"] = _rate(rows)
@@ -130,8 +149,14 @@ def report_of(nominal: Sequence[Row], adapted: Sequence[Sequence[Row]]) -> Repor
     last = f"recovery_rho__after_{len(adapted) - 1}"
     if last in metrics:
         metrics["recovery_rho"] = metrics[last]
+    if others is not None:
+        metrics["success_rate__other_nominal"], metrics["success_rate__other_shifted"] = map(_rate, others)
+        if last in metrics:
+            metrics["recovery_rho__other"] = recovery(nominal, adapted[0], others[1])
     arms = [("robot as built", nominal), ("shifted", adapted[0])]
     arms += [(f"after {number}", rows) for number, rows in enumerate(adapted[1:], start=1)]
+    if others is not None:
+        arms += [("other, as built", others[0]), ("other, shifted", others[1])]
     lines = tuple((name, f"{sum(row.success for row in rows)}", f"{len(rows)}") for name, rows in arms)
     return Report(
         command="",

@@ -19,7 +19,7 @@ from worldmodel.datasets.lerobot import RECORD, LeRobotRecordings
 from worldmodel.errors import UserError
 from worldmodel.policies.demonstration_checks import check_together, problems_of
 from worldmodel.policies.observation import Interface, Observation, Range, split
-from worldmodel.policies.shifts import Shift, parse_shift
+from worldmodel.policies.shifts import NOMINAL, OFFSETS, Shift, draw_offset, parse_shift
 from worldmodel.serial import read_json
 
 EARLY = 8  # frames of an episode that `early` means
@@ -57,7 +57,10 @@ class Demonstrations:
     constant: names of dimensions that may have no range (a gripper that a task never moves); any other is an error.
     failures: keep episodes of which the recording says that they failed. early: share of the training samples that are
     drawn from the first 8 frames of episodes, where proprioception does not yet tell where they lead; every episode is
-    as likely there, whatever its length. Actions behind an episode's end repeat the last one: a target that is held.
+    as likely there, whatever its length. offset: where above 0, every sample is rewritten for a robot that is off by an
+    actuation bias or an encoder offset of its own, of up to so many metres (`draw_offset`), of which nothing is told:
+    what a policy with a context encoder is compared with. Actions behind an episode's end repeat the last one: a target
+    that is held.
     """
 
     path: tuple[Path, ...]
@@ -67,6 +70,7 @@ class Demonstrations:
     constant: tuple[str, ...] = ()
     failures: bool = False
     early: float = 0.0
+    offset: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,6 +83,9 @@ class Demonstrations:
         if not 0 <= self.early <= 1:
             raise UserError(f"demonstrations: early must be in [0, 1], not {self.early}")
         parse_shift(self.shift)
+        draw_offset(OFFSETS[0], 0, self.offset, 0)
+        if self.offset and parse_shift(self.shift) != NOMINAL:
+            raise UserError(f"demonstrations: with a random offset, shift must be nominal, not {self.shift}")
 
     def read(self) -> Read:
         """Everything, checked: whatever is wrong with the datasets is one UserError that lists it all."""
@@ -122,11 +129,12 @@ class Chunks:
         while True:
             rng = np.random.default_rng([self.cfg.seed, step])
             drawn, early = rng.integers(0, 2**62, self.cfg.batch), rng.random(self.cfg.batch) < self.cfg.early
+            numbers = rng.integers(0, 2**31, self.cfg.batch)
             own = slice(rank * share, (rank + 1) * share)
             at = _anywhere(self.read.training, drawn[own])
             for row in np.flatnonzero(early[own]):
                 at[row] = _early(self.read.training, int(drawn[own][row]))
-            clips = self._clip(at, step * self.cfg.batch + own.start)
+            clips = self._clip(at, step * self.cfg.batch + own.start, numbers[own])
             size = share // micro
             yield [clips.select(torch.arange(m * size, (m + 1) * size)) for m in range(micro)]
             step += 1
@@ -137,22 +145,28 @@ class Chunks:
             raise UserError("demonstrations: no episode is held out (validation), so the run's validate must be 0")
         for number in range(count):
             drawn = np.random.default_rng([self.cfg.seed, 1, number]).integers(0, 2**62, self.cfg.batch)
-            yield self._clip(_anywhere(self.read.held_out, drawn), number * self.cfg.batch)
+            yield self._clip(_anywhere(self.read.held_out, drawn), number * self.cfg.batch, drawn)
 
-    def _clip(self, at: list[tuple[Episode, int]], first: int) -> Demonstrated:
-        """at: episodes and frames."""
-        interface = self.read.interface
+    def _clip(self, at: list[tuple[Episode, int]], first: int, numbers: NDArray[np.int64]) -> Demonstrated:
+        """at: episodes and frames. numbers: a random one for each."""
+        interface, shifts = self.read.interface, [self._shift(int(number)) for number in numbers]
         observation = Observation(
             image=torch.from_numpy(np.stack([episode.image[t] for episode, t in at])),
-            state=torch.from_numpy(np.stack([episode.state[t] for episode, t in at])),
+            state=torch.from_numpy(np.stack([s.report(e.state[t]) for s, (e, t) in zip(shifts, at, strict=True)])),
             words=torch.tensor([interface.encode(episode.task) for episode, _ in at], dtype=torch.int64),
             length=self.chunk,
         )
-        action = torch.from_numpy(np.stack([_chunk(episode.action, t, self.chunk) for episode, t in at]))
+        chunks = [s.command(_chunk(e.action, t, self.chunk)) for s, (e, t) in zip(shifts, at, strict=True)]
+        action = torch.from_numpy(np.stack(chunks))
         middle, half = interface.action.middle, interface.action.half
         ending = torch.from_numpy(np.stack([episode.action[-1] for episode, _ in at]))
         index = torch.arange(first, first + len(at))
         return Demonstrated((action - middle) / half, observation, index, (ending - middle) / half)
+
+    def _shift(self, number: int) -> Shift:
+        if not self.cfg.offset:
+            return NOMINAL
+        return draw_offset(OFFSETS[number % len(OFFSETS)], 0, self.cfg.offset, number // len(OFFSETS))
 
 
 def _anywhere(episodes: tuple[Episode, ...], drawn: NDArray[np.int64]) -> list[tuple[Episode, int]]:

@@ -74,6 +74,7 @@ class PolicyRun(Training, Recipe):
             "data.seed": self.data.seed,
             "data.shift": self.data.shift,
             "data.early": self.data.early,
+            "data.offset": self.data.offset,
             "data.interface": read.interface,
             "data.split": read.split,
             "frozen": frozen,

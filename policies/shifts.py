@@ -275,12 +275,15 @@ def _vector(numbers: Sequence[float]) -> Vector:
     return x, y, z
 
 
+OFFSETS = ActuationBias.kind, EncoderOffset.kind
+
+
 def draw_offset(kind: str, least: float, most: float, seed: int) -> Shift:
     """A random actuation bias or encoder offset: a direction uniform on the sphere, a length in [least, most] metres.
 
     A function of its arguments alone. UserError for another kind, or lengths that no offset can have.
     """
-    kinds = {of.kind: of for of in (ActuationBias, EncoderOffset)}
+    kinds = dict(zip(OFFSETS, (ActuationBias, EncoderOffset), strict=True))
     if kind not in kinds:
         raise UserError(f"no random shift '{kind}': there are {', '.join(kinds)}")
     if not 0 <= least <= most <= MAX_OFFSET:

@@ -138,6 +138,9 @@ def test_everything_that_does_not_fit_is_told_at_once(parts, tmp_path):
         "hold_out",
     ):
         assert said in str(caught.value)
+    off = replace(run, demonstrations=Demonstrations(path=(other,), offset=0.05))
+    with pytest.raises(UserError, match="offset must be 0"):
+        train(off)
     with pytest.raises(UserError, match=r"objective\.ending must be 0"):
         replace(run, objective=BehaviourCloning(ending=1)).build()
 

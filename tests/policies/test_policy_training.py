@@ -107,6 +107,28 @@ def test_early_samples_are_first_frames_of_any_episode(data):
     assert 270 < same.sum() < 330  # 300 are drawn as without
 
 
+def test_samples_of_robots_that_are_off(data):
+    """Every sample is compensated for a shift of its own: differences of state and action tell which."""
+    plain, off = (Demonstrations(path=(data,), batch=200, offset=most).chunks(5) for most in (0.0, 0.08))
+    own = off.read.interface
+    half = torch.cat((own.action.half[:3], torch.ones(len(own.action.half) - 3)))
+    for clips in (
+        [next(c.batches(2, 0, 1, 1))[0] for c in (plain, off)],
+        [next(c.validation_batches(1)) for c in (plain, off)],
+    ):
+        one, other = clips
+        assert torch.equal(one.control.image, other.control.image) and torch.equal(one.ending, other.ending)
+        moved = (one.x - other.x) * half  # a - (a - delta)
+        sensed = one.control.state - other.control.state  # q - (q - delta), or 0
+        assert torch.equal(moved[..., 3:], torch.zeros_like(moved[..., 3:])) and not sensed[:, 3:].any()
+        torch.testing.assert_close(moved[..., :3], moved[:, :1, :3].expand(-1, 5, -1), atol=1e-6, rtol=0)
+        offset, sensed = moved[:, 0, :3], sensed[:, :3]
+        assert 0.06 < offset.norm(dim=-1).max() <= 0.0801 and len(offset.unique(dim=0)) > 150
+        is_sensed = sensed.norm(dim=-1) > 1e-6
+        torch.testing.assert_close(sensed[is_sensed], offset[is_sensed], atol=1e-5, rtol=0)
+        assert 70 < is_sensed.sum() < 130  # 100, standard deviation 7
+
+
 def test_every_chunk_knows_the_last_action_of_its_own_episode(data):
     chunks = Demonstrations(path=(data,), batch=32, early=0.3).chunks(5)
     (clip,) = next(chunks.batches(1, 0, 1, 1))
@@ -217,6 +239,7 @@ def test_a_checkpoint_is_not_continued_by_another_run(data, tmp_path):
         (replace(run, model=replace(TINY, dim=64)), "model.dim was 32, this run's is 64"),
         (replace(run, data=replace(run.data, shift="actuation-bias:0.1,0,0")), "data.shift was nominal"),
         (replace(run, data=replace(run.data, early=0.5)), "data.early was 0.0"),
+        (replace(run, data=replace(run.data, offset=0.05)), "data.offset was 0.0"),
         (replace(run, objective=BehaviourCloning()), "objective.drop was 0.1"),
     ):
         with pytest.raises(UserError, match=said):
@@ -317,6 +340,8 @@ def test_numbers_out_of_range_are_told(data):
         (lambda: Demonstrations(path=(data,), batch=0), "batch 0"),
         (lambda: Demonstrations(path=(data,), shift="x"), "no shift 'x'"),
         (lambda: Demonstrations(path=(data,), early=1.5), "early must be in"),
+        (lambda: Demonstrations(path=(data,), offset=-0.1), "must rise within"),
+        (lambda: Demonstrations(path=(data,), offset=0.1, shift="latency:2"), "shift must be nominal, not latency:2"),
         (lambda: PolicyConfig(ending=-1), "ending must be at least 0"),
         (lambda: BehaviourCloning(ending=-0.5), "ending must be in"),
         (lambda: PolicyConfig(dim=30, heads=4), "multiple of heads"),
