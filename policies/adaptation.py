@@ -30,7 +30,7 @@ from worldmodel.policies.episodes import Trial
 from worldmodel.policies.flow_policy import FlowPolicy
 from worldmodel.policies.observation import Observation
 from worldmodel.policies.policy import Policy
-from worldmodel.policies.shifts import Shift, parse_shift
+from worldmodel.policies.shifts import OFFSETS, ActuationBias, EncoderOffset, Shift, draw_offset, parse_shift
 from worldmodel.policies.trials import Trials
 from worldmodel.run import Recipe, Training
 from worldmodel.serial import check_config, from_json, read_json, to_json, write_json
@@ -141,7 +141,10 @@ def contexts(model: FlowPolicy, trials: list[Trial]) -> Context:
 @dataclass(frozen=True, kw_only=True)
 class AdaptationRun(Training, Recipe):
     """policy: folder of the frozen policy. trials: folders of its trials on shifted robots (`record_trials`).
-    demonstrations: of the robot as built. hold_out: every so many-th trial validates. For all else see `Training`."""
+    demonstrations: of the robot as built. hold_out: every so many-th trial of each kind of shift validates. rewritten:
+    share of the samples whose trial is rewritten for a random offset of up to `most` metres in place of its own (an
+    offset of its own kind: the same motion, but other targets and readings), so that a few hundred trials show
+    thousands of robots; our own addition. For all else see `Training`."""
 
     policy: Path
     trials: tuple[Path, ...]
@@ -149,10 +152,18 @@ class AdaptationRun(Training, Recipe):
     model: ContextConfig = field(default_factory=ContextConfig)
     objective: BehaviourCloning = field(default_factory=BehaviourCloning)
     hold_out: int = 10
+    rewritten: float = 0.0
+    most: float = 0.06
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rewritten <= 1:
+            raise UserError(f"adaptation: rewritten must be in [0, 1], not {self.rewritten}")
+        draw_offset(OFFSETS[0], 0, self.most, 0)
 
     @property
     def batches(self) -> "ShiftedChunks":
-        return _chunks(self.policy, self.trials, self.demonstrations, self.hold_out)
+        rewriting = Rewriting(self.rewritten, self.most)
+        return _chunks(self.policy, self.trials, self.demonstrations, self.hold_out, rewriting)
 
     def build(self) -> Adapted:
         if self.objective.ending:
@@ -175,6 +186,8 @@ class AdaptationRun(Training, Recipe):
             "model": self.model,
             "objective": self.objective,
             "hold_out": self.hold_out,
+            "rewritten": self.rewritten,
+            "most": self.most,
             "data.batch": self.demonstrations.batch,
             "data.seed": self.demonstrations.seed,
             "data.split": self.demonstrations.read().split,
@@ -200,6 +213,23 @@ class AdaptationTemplate:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewriting:
+    """Which trials are rewritten for another robot. share: of the samples. most: length of its offset in metres."""
+
+    share: float
+    most: float
+
+    def other(self, shift: Shift, number: int) -> Shift:
+        """The shift that a trial under `shift` is rewritten for; itself, where it is left alone or is no offset.
+
+        number: random, of 62 bits.
+        """
+        if not isinstance(shift, ActuationBias | EncoderOffset) or number % 2**20 >= self.share * 2**20:
+            return shift
+        return draw_offset(shift.kind, 0, self.most, number >> 20)
+
+
+@dataclass(frozen=True, slots=True)
 class ShiftedChunks:
     """Clips of normalised actions [B, K, A] under shifted observations, a pure function of the step."""
 
@@ -210,57 +240,96 @@ class ShiftedChunks:
     trials: Context
     shifts: list[Shift]
     hold_out: int
+    rewriting: Rewriting
+
+    @property
+    def parts(self) -> tuple[list[int], list[int]]:
+        """The trials that are trained on, and those that validate."""
+        kinds: dict[type[Shift], list[int]] = {}
+        for i, shift in enumerate(self.shifts):
+            kinds.setdefault(type(shift), []).append(i)
+        held_out = {i for own in kinds.values() for i in own[:: self.hold_out]}
+        return [i for i in range(len(self.shifts)) if i not in held_out], sorted(held_out)
 
     def batches(self, first_step: int, rank: int, world: int, micro: int) -> Iterator[list[Clip[ShiftedObservation]]]:
         """From `first_step` on, this rank's share of every step's clips, cut into `micro` micro-batches."""
         if self.cfg.batch % (world * micro):
             raise UserError(f"demonstrations: batch {self.cfg.batch} does not divide among {world} x {micro} parts")
-        trials = [i for i in range(len(self.shifts)) if i % self.hold_out]
+        trials, _ = self.parts
         step, share = first_step, self.cfg.batch // world
         while True:
             rng = np.random.default_rng([self.cfg.seed, 2, step])
-            drawn = rng.integers(0, 2**62, (self.cfg.batch, 2))[rank * share : (rank + 1) * share]
-            clip = self._clip(self.training, trials, drawn, step * self.cfg.batch + rank * share)
+            own = slice(rank * share, (rank + 1) * share)
+            drawn, others = (
+                rng.integers(0, 2**62, (self.cfg.batch, 2))[own],
+                rng.integers(0, 2**62, self.cfg.batch)[own],
+            )
+            clip = self._clip(self.training, trials, drawn, step * self.cfg.batch + own.start, others)
             size = share // micro
             yield [clip.select(torch.arange(m * size, (m + 1) * size)) for m in range(micro)]
             step += 1
 
     def validation_batches(self, count: int) -> Iterator[Clip[ShiftedObservation]]:
         """`count` fixed batches of trials and episodes that nothing was trained on."""
-        trials = [i for i in range(len(self.shifts)) if not i % self.hold_out]
+        _, trials = self.parts
         for number in range(count):
             drawn = np.random.default_rng([self.cfg.seed, 3, number]).integers(0, 2**62, (self.cfg.batch, 2))
             yield self._clip(self.held_out or self.training, trials, drawn, number * self.cfg.batch)
 
     def _clip(
-        self, episodes: tuple[Episode, ...], trials: list[int], drawn: NDArray[np.int64], first: int
+        self,
+        episodes: tuple[Episode, ...],
+        trials: list[int],
+        drawn: NDArray[np.int64],
+        first: int,
+        others: NDArray[np.int64] | None = None,
     ) -> Clip[ShiftedObservation]:
+        """others: for each row, a number that says for which robot its trial is rewritten; None: for none."""
         ends = np.cumsum([len(episode) for episode in episodes])
         rows, which = drawn[:, 0] % ends[-1], np.array(trials)[drawn[:, 1] % len(trials)]
         where = np.searchsorted(ends, rows, side="right")
+        made = [self.shifts[trial] for trial in which]
+        now = made if others is None else [self.rewriting.other(s, int(n)) for s, n in zip(made, others, strict=True)]
         images, states, actions, words = [], [], [], []
-        for episode, row, trial in zip(where, rows, which, strict=True):
-            e, shift = episodes[episode], self.shifts[trial]
+        for episode, row, shift in zip(where, rows, now, strict=True):
+            e = episodes[episode]
             t = int(row - (ends[episode] - len(e)))
             later = np.minimum(t + shift.delay + np.arange(self.model.chunk), len(e) - 1)
             images.append(e.image[t])
             states.append(shift.report(e.state[t]))
             actions.append(shift.command(e.action[later]))
             words.append(self.model.interface.encode(e.task))
-        now = Observation(
+        observation = Observation(
             image=torch.from_numpy(np.stack(images)),
             state=torch.from_numpy(np.stack(states)),
             words=torch.tensor(words),
             length=self.model.chunk,
         )
         x = self.model.normalised(torch.from_numpy(np.stack(actions)))
-        seen = ShiftedObservation(now, self.trials.select(torch.from_numpy(which)))
+        context = self.trials.select(torch.from_numpy(which))
+        moved = [self._moved(before, after) for before, after in zip(made, now, strict=True)]
+        motion = context.motion + torch.from_numpy(np.stack(moved))[:, None]
+        seen = ShiftedObservation(observation, replace(context, motion=motion))
         return Clip(x, seen, torch.arange(first, first + len(rows)))
+
+    def _moved(self, made: Shift, now: Shift) -> NDArray[np.float32]:
+        """What is added to normalised states and actions [S + A] of a trial that an offset `made`, for the same motion
+        under the offset `now`."""
+        ranges = self.model.interface
+        state, action = (np.zeros(len(of.names)) for of in (ranges.state, ranges.action))
+        if made is not now:
+            state, action = now.report(state) - made.report(state), now.command(action) - made.command(action)
+        parts = ((state, ranges.state), (action, ranges.action))
+        return np.concatenate([part / of.half.numpy() for part, of in parts]).astype(np.float32)
 
 
 @functools.lru_cache(maxsize=1)
 def _chunks(
-    policy_folder: Path, folders: tuple[Path, ...], demonstrations: Demonstrations, hold_out: int
+    policy_folder: Path,
+    folders: tuple[Path, ...],
+    demonstrations: Demonstrations,
+    hold_out: int,
+    rewriting: Rewriting,
 ) -> ShiftedChunks:
     policy, trials = Policy.find(policy_folder), [Trials.load(folder) for folder in folders]
     own = fingerprint(policy.model)
@@ -282,5 +351,7 @@ def _chunks(
     if wrong:
         raise UserError(f"adaptation of {policy_folder}: {'; '.join(wrong)}")
     shifts = [parse_shift(known.shift) for each in trials for known in each.known]
+    if len(shifts) == len({type(shift) for shift in shifts}):
+        raise UserError(f"adaptation of {policy_folder}: one trial of each kind of shift validates, and none is left")
     made = contexts(policy.model, [trial for each in trials for trial in each.made])
-    return ShiftedChunks(demonstrations, policy.model, read.training, read.held_out, made, shifts, hold_out)
+    return ShiftedChunks(demonstrations, policy.model, read.training, read.held_out, made, shifts, hold_out, rewriting)
