@@ -340,7 +340,7 @@ def export(
     return 0
 
 
-def kernels_check(quick: bool = False, only: tuple[str, ...] = (), json: Path | None = None) -> int:
+def kernels_check(quick: bool = False, only: tuple[str, ...] | None = None, json: Path | None = None) -> int:
     """Prove the GPU kernels right, and compile them for every kind of GPU, without one.
 
     Example: worldmodel kernels check --quick
@@ -352,7 +352,7 @@ def kernels_check(quick: bool = False, only: tuple[str, ...] = (), json: Path | 
     1 if anything is wrong.
     """
     from worldmodel.evaluate.report import device_name, versions
-    from worldmodel.folders import check_creatable
+    from worldmodel.folders import check_creatable, make_folder
     from worldmodel.kernels.check.ops import OPS
     from worldmodel.kernels.check.report import started
     from worldmodel.kernels.triton_needs import INSTALLED
@@ -361,18 +361,22 @@ def kernels_check(quick: bool = False, only: tuple[str, ...] = (), json: Path | 
 
     if not INSTALLED:
         raise UserError("kernels check: the package triton is not installed (pip install 'worldmodel[gpu]')")
-    if unknown := sorted(set(only) - set(OPS)):
-        raise UserError(f"kernels check --only: no op {', '.join(unknown)}; there are {', '.join(OPS)}")
+    chosen = tuple(OPS) if only is None else only
+    unknown = sorted(set(chosen) - set(OPS))
+    if unknown or not chosen:
+        wrong = f"no op {', '.join(unknown)}" if unknown else "no op was named"
+        raise UserError(f"kernels check --only: {wrong}; there are {', '.join(OPS)}")
     if json is not None:
         check_creatable(json)
-    with started(quick, only) as running:
+    with started(quick, chosen) as running:
         with progress_bar("kernels check", running.total(), unit="checks") as advance:
             for _ in running.findings():
                 advance(1)
         found = running.report()
     print(found.table())
     if json is not None:
-        command = f"kernels check{' --quick' * quick}"
+        command = f"kernels check{' --quick' * quick}{'' if only is None else ' --only ' + ' '.join(only)}"
+        make_folder(json.parent)
         result = {"command": command, "versions": versions(), "device": device_name("cpu"), "seeds": []}
         write_json(result | {"metrics": found.metrics(), "checks": found.found()}, json)
     return 1 if found.failures else 0

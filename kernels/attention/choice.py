@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worldmodel.kernels import triton_needs
+from worldmodel.kernels import arguments, triton_needs
 from worldmodel.kernels.backend import Backend, Op, constant
-from worldmodel.kernels.rope import Pairing
+from worldmodel.kernels.rope import PAIRINGS, Pairing
 
 from . import peers, reference
 from .reference import Segment
@@ -52,6 +52,9 @@ def attend_segments(
     as in `worldmodel.kernels.backend`.
     """
     _check(q, segments)
+    arguments.one_of("attention", "pairing", pairing, PAIRINGS)
+    if scale is not None:
+        arguments.number("attention", "scale", scale)
     if torch.is_autocast_enabled(q.device.type):
         kind = torch.get_autocast_dtype(q.device.type)
         q, segments = q.to(kind), [replace(s, keys=s.keys.to(kind), values=s.values.to(kind)) for s in segments]
@@ -59,12 +62,20 @@ def attend_segments(
 
 
 def _check(q: Tensor, segments: Sequence[Segment]) -> None:
+    _check_type("queries are", q, Tensor, "a tensor")
     if q.ndim != 4 or not q.is_floating_point() or not q.shape[3]:
         raise ValueError(f"attention: queries {list(q.shape)} of {q.dtype} are no floating-point [B, h, Q, D], D > 0")
     rows, heads, _, head = q.shape
     if not segments:
         raise ValueError("attention over no segments")
     for i, s in enumerate(segments):
+        _check_type(f"segment {i} is", s, Segment, "Segment")
+        _check_type(f"keys of segment {i} are", s.keys, Tensor, "a tensor")
+        _check_type(f"values of segment {i} are", s.values, Tensor, "a tensor")
+        if s.valid is not None:
+            _check_type(f"the mask of segment {i} is", s.valid, Tensor, "a tensor")
+        for part in s.turn or ():
+            _check_type(f"the turn of segment {i} is", part, Tensor, "a tensor")
         if s.keys.ndim != 4 or not (s.keys.is_floating_point() and s.values.is_floating_point()):
             raise ValueError(
                 f"attention: segment {i} has keys {list(s.keys.shape)} of {s.keys.dtype} and values of "
@@ -94,6 +105,11 @@ def _check(q: Tensor, segments: Sequence[Segment]) -> None:
             raise ValueError(
                 f"attention: segment {i} of {p} rows has a turn {[list(t.shape) for t in s.turn]}, not [{p}, {d // 2}]"
             )
+
+
+def _check_type(what: str, value: object, kind: type, wanted: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"attention: {what} of type {type(value).__name__}, not {wanted}")
 
 
 def _types(call: Attention) -> tuple[str, ...]:

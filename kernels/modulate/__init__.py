@@ -5,15 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worldmodel.kernels import triton_needs
+from worldmodel.kernels import arguments, triton_needs
+from worldmodel.kernels.arguments import FLOATS
 from worldmodel.kernels.backend import Backend, Op
 
 from . import reference
-from .reference import Norm
+from .reference import NORMS, Norm
 
 __all__ = ["GATED_RESIDUAL", "MODULATE", "Modulation", "Norm", "Residual", "gated_residual", "modulate"]
-
-TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Residual:
 
 def _modulation_reasons(call: Modulation) -> tuple[str, ...]:
     named = {"x": call.x, "shift": call.shift, "scale": call.scale}
-    return triton_needs.reasons(call.device) + triton_needs.tensors(call.device, TYPES, named)
+    return triton_needs.reasons(call.device) + triton_needs.tensors(call.device, FLOATS, named)
 
 
 def _modulation_triton(call: Modulation) -> Tensor:
@@ -57,7 +56,7 @@ def _modulation_triton(call: Modulation) -> Tensor:
 
 def _residual_reasons(call: Residual) -> tuple[str, ...]:
     named = {"x": call.x, "y": call.y, "gate": call.gate}
-    return triton_needs.reasons(call.device) + triton_needs.tensors(call.device, TYPES, named)
+    return triton_needs.reasons(call.device) + triton_needs.tensors(call.device, FLOATS, named)
 
 
 def _residual_triton(call: Residual) -> Tensor:
@@ -90,11 +89,21 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float, norm: Norm = "
     """norm(x) * (1 + scale) + shift, one modulation per frame.
 
     x: [B, F, N, D]; shift, scale: [B, F, D]; norm: "layer" or "rms" over D, without weights of its own. Any width.
-    Computed in fp32 (fp64 where x is that) and rounded once to the type of x, whose shape the result has.
+    Computed in fp32 (fp64 where x is that) and rounded once to the type of x, whose shape the result has. ValueError
+    names an argument that does not fit; nothing is broadcast.
     """
+    arguments.tensors(
+        "modulate", ("x", x, "BFND", FLOATS), ("shift", shift, "BFD", FLOATS), ("scale", scale, "BFD", FLOATS)
+    )
+    arguments.number("modulate", "eps", eps, 0)
+    arguments.one_of("modulate", "norm", norm, NORMS)
     return MODULATE(Modulation(x, shift, scale, eps, norm))
 
 
 def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    """x + gate * y, one gate per frame. x, y: [B, F, N, D]; gate: [B, F, D]. Returns the shape and type of x."""
+    """x + gate * y, one gate per frame. x, y: [B, F, N, D]; gate: [B, F, D]. Returns the shape and type of x.
+    ValueError as `modulate`."""
+    arguments.tensors(
+        "gated_residual", ("x", x, "BFND", FLOATS), ("y", y, "BFND", FLOATS), ("gate", gate, "BFD", FLOATS)
+    )
     return GATED_RESIDUAL(Residual(x, y, gate))

@@ -4,13 +4,14 @@ Letters: B rows, F frames, N tokens of a frame, D width. One modulation serves a
 computed in fp32, or in fp64 where the tokens are that, and rounded once.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 Norm = Literal["layer", "rms"]
+NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float, norm: Norm = "layer") -> Tensor:

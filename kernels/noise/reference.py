@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from worldmodel.kernels import arguments
+
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -62,6 +64,8 @@ def uniform(seed: Tensor, frame: Tensor, step: int) -> Tensor:
 
 def _words(seed: Tensor, frame: Tensor, step: int, blocks: int) -> tuple[Tensor, Tensor]:
     """Words 0 and 2, and words 1 and 3, of every block of a frame, two of [2, B, K, blocks]."""
+    arguments.tensors("noise", ("seed", seed, "B", arguments.LONG), ("frame", frame, "BK", arguments.LONG))
+    arguments.whole("noise", "step", step, 0, 2**32)
     shape = *frame.shape, blocks
     block = torch.arange(blocks, device=seed.device).expand(shape)
     even = torch.stack((block, (frame >> 32)[..., None].expand(shape))) & _MASK
@@ -72,6 +76,7 @@ def _words(seed: Tensor, frame: Tensor, step: int, blocks: int) -> tuple[Tensor,
 
 def row_seed(run_seed: int, index: Tensor) -> Tensor:
     """A row's seed from the run's seed and the row's global sample index [B] int64 -> [B] int64, both well mixed."""
+    arguments.tensors("row_seed", ("index", index, "B", arguments.LONG))
     zero = torch.zeros_like(index)
     counter = (index & _MASK, (index >> 32) & _MASK, zero, zero)
     key = (torch.full_like(index, run_seed & _MASK), torch.full_like(index, (run_seed >> 32) & _MASK))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from worldmodel.kernels import arguments
+from worldmodel.kernels.arguments import FLOATS
 from worldmodel.kernels.attention import Attention, Segment, attend_segments
 from worldmodel.kernels.rope import Pairing
 
@@ -45,9 +47,31 @@ def attend_prefix(
 
     prefix: of G rows and P tokens. rollouts: of G * N rows and R tokens. prefix_chunk, chunk: tokens of a chunk in
     either, which see their own chunk and those before; 0 if all see all. Returns [G, h, P, D] and [G * N, h, R, D].
-    ValueError if shapes do not go together.
+    ValueError names an argument that does not fit.
     """
+    _check(prefix, rollouts, prefix_chunk, chunk, scale)
     return tuple(attend_segments(*call) for call in _calls(prefix, rollouts, prefix_chunk, chunk, scale))  # pyright: ignore[reportReturnType]
+
+
+def _check(prefix: QKV, rollouts: QKV, prefix_chunk: int, chunk: int, scale: float | None) -> None:
+    op = "attend_prefix"
+    for name, x in (("prefix", prefix), ("rollouts", rollouts)):
+        if not isinstance(x, QKV):
+            raise ValueError(f"{op}: {name} is of type {type(x).__name__}, not QKV")
+    p, r = prefix, rollouts
+    sizes = arguments.tensors(
+        op, ("prefix.q", p.q, "GhPD", FLOATS), ("prefix.k", p.k, "GgPD", FLOATS), ("prefix.v", p.v, "GgPD", FLOATS),
+        ("rollouts.q", r.q, "BhRD", FLOATS), ("rollouts.k", r.k, "BgRD", FLOATS), ("rollouts.v", r.v, "BgRD", FLOATS),
+    )  # fmt: skip
+    groups, rows = sizes["G"], sizes["B"]
+    if rows % groups if groups else rows:
+        raise ValueError(f"{op}: rollouts have {rows} rows, no multiple of the {groups} of prefix")
+    if sizes["h"] % sizes["g"] if sizes["g"] else sizes["h"]:
+        raise ValueError(f"{op}: prefix.q has {sizes['h']} heads, no multiple of the {sizes['g']} of prefix.k")
+    arguments.whole(op, "prefix_chunk", prefix_chunk)
+    arguments.whole(op, "chunk", chunk)
+    if scale is not None:
+        arguments.number(op, "scale", scale)
 
 
 def _calls(

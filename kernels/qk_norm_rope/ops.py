@@ -30,7 +30,7 @@ def _(
     q: Tensor, k: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor | None, sin: Tensor | None,
     eps: float, paired: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    return q.new_empty(q.shape), k.new_empty(k.shape), *triton.deviations(q, k, q_weight)
+    return q.new_empty(q.shape), k.new_empty(k.shape), *triton.deviations(q, k, q_weight, k_weight)
 
 
 @torch.library.register_fake("worldmodel::norm_rope_backward", lib=LIBRARY)

@@ -216,25 +216,26 @@ def qk_norm_rope(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Queries, keys, and of each the reciprocal root mean squares as `deviations` makes room for them."""
     made = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k)]
-    roots = deviations(q, k, q_weight)
     tokens, heads, head_dim = q.shape[1:]
+    one = across(q_weight, head_dim) or across(k_weight, head_dim)  # with one head they are the same
+    roots = deviations(q, k, q_weight, k_weight)
     t, h, p, warps = tile(max(heads, k.shape[2]), head_dim)
     if q.numel():
         qk_norm_rope_kernel[(q.shape[0] * triton.cdiv(tokens, t), 2)](
             q, k, _or(q_weight, q), _or(k_weight, k), _or(cos, q), _or(sin, q), *made, *roots,
             tokens, heads, k.shape[2], head_dim // 2, eps, *q.stride()[:3], *k.stride()[:3], row_stride(cos),
-            NORM=q_weight is not None, ROTATE=cos is not None, PAIRED=paired, ACROSS=across(q_weight, head_dim),
+            NORM=q_weight is not None, ROTATE=cos is not None, PAIRED=paired, ACROSS=one,
             ACC=accumulator(q), T=t, H=h, P=p, num_warps=warps,
         )  # fmt: skip
     return made[0], made[1], *roots
 
 
-def deviations(q: Tensor, k: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+def deviations(q: Tensor, k: Tensor, q_weight: Tensor | None, k_weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Room for those of queries and keys: [B, N, h] each, [B, N, 1] across heads, [0] without a norm."""
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if weight is None:
+    if q_weight is None:
         return q.new_empty(0, dtype=kind), q.new_empty(0, dtype=kind)
-    one = across(weight, q.shape[3])
+    one = across(q_weight, q.shape[3]) or across(k_weight, q.shape[3])
     first, second = (x.new_empty(*x.shape[:2], 1 if one else x.shape[2], dtype=kind) for x in (q, k))
     return first, second
 

@@ -1,20 +1,23 @@
 """A memory's keys and values in one byte a number, and attention over them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from worldmodel.kernels import triton_needs
+from worldmodel.kernels import arguments, triton_needs
+from worldmodel.kernels.arguments import BOOL, FLOATS
 from worldmodel.kernels.backend import Backend, Op
 
 from . import reference
-from .reference import Kind, Quantised, merge
+from .reference import KINDS, Kind, Quantised
 
 __all__ = ["ATTEND", "HEADS", "QUANTISE", "Kind", "Look", "Pages", "Quantised", "attend", "merge", "quantise"]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADS = (16, 32, 64, 128)  # sizes of a head that attention is made for
+CODES, SCALES, WIDE = (torch.int8, torch.float8_e4m3fn), (torch.float32,), (torch.float32, torch.float64)
 FP8 = (8, 9)  # compute capability from which E4M3 compiles
 
 
@@ -127,7 +130,12 @@ def quantise(x: Tensor, page: int, kind: Kind, smooth: bool) -> Quantised:
     its tokens, which belongs to keys; attention adds q . mean back. Frozen: a page that moves in time is made again.
     With y = x - mean and a the largest |y| of a token, an INT8 number is off by at most a / 254, an FP8 one by at most
     max(|y| / 16, a / 458752); and by the rounding of fp32. Without gradients.
+    ValueError names an argument that does not fit.
     """
+    arguments.tensors("quantise", ("x", x, "PgND", FLOATS))
+    arguments.whole("quantise", "page", page, 1)
+    arguments.one_of("quantise", "kind", kind, KINDS)
+    arguments.without_gradients("quantise", x=x)
     if x.shape[2] % page:
         raise ValueError(f"quantise: {x.shape[2]} tokens do not make pages of {page}")
     return QUANTISE(Pages(x, page, kind, smooth))
@@ -139,6 +147,47 @@ def attend(q: Tensor, keys: Quantised, values: Quantised, valid: Tensor | None, 
     q: [B, h, Q, D], rotated as these keys are to be looked at; B is a multiple of P (row b reads row b mod P), h of g.
     valid: [P, N / n] bool, which pages are there; None for all. Returns [B, h, Q, D] in the type of q (zeros where a
     query sees no key) and [B, h, Q] fp32 in bits, -inf there. segmented attention gives the same pair for what is not
-    quantised, and `merge` makes one of both.
+    quantised, and `merge` makes one of both. ValueError names an argument that does not fit.
     """
+    op = "attend_quantised"
+    sizes = _check_memory(op, q, keys, values)
+    batch, heads, rows, groups, pages = (sizes[axis] for axis in "BhPgM")
+    if (batch % rows if rows else batch) or (heads % groups if groups else heads):
+        raise ValueError(f"{op}: q has {batch} rows of {heads} heads, no multiples of keys' {rows} of {groups}")
+    if valid is not None:
+        made = arguments.tensors(op, ("q", q, "BhQD", FLOATS), ("valid", valid, "PM", BOOL))
+        if (made["P"], made["M"]) != (rows, pages):
+            raise ValueError(f"{op}: valid has the shape {list(valid.shape)}, not [P, N / n] = [{rows}, {pages}]")
+    arguments.number(op, "scale", scale)
     return ATTEND(Look(q, keys, values, valid, scale))
+
+
+def _check_memory(op: str, q: Tensor, keys: Quantised, values: Quantised) -> dict[str, int]:
+    """The sizes of queries, and of keys and values in pages, as of `Quantised`; M of the keys' pages."""
+    parts: list[arguments.Argument] = [("q", q, "BhQD", FLOATS)]
+    for name, held in (("keys", keys), ("values", values)):
+        if not isinstance(held, Quantised):
+            raise ValueError(f"{op}: {name} is of type {type(held).__name__}, not Quantised")
+        arguments.whole(op, f"{name}.page", held.page, 1)
+        parts += [(f"{name}.codes", held.codes, "PgND", CODES), (f"{name}.scale", held.scale, "PgN", SCALES)]
+        if held.mean is not None:
+            parts.append((f"{name}.mean", held.mean, f"Pg{'M' if held is keys else 'm'}D", SCALES))
+    sizes = arguments.tensors(op, *parts)
+    for name, held, axis in (("keys", keys, "M"), ("values", values, "m")):
+        if sizes["N"] != sizes.setdefault(axis, sizes["N"] // held.page) * held.page:
+            raise ValueError(f"{op}: {name} have {sizes['N']} tokens, not {sizes[axis]} pages of {held.page}")
+    return sizes
+
+
+def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Attention over several sets of keys at once, from that over each: results [B, h, Q, D] with their log-sum-exps
+    [B, h, Q] in bits. Returns both again; zeros and -inf where no part saw a key. ValueError if they do not fit."""
+    if not parts:
+        raise ValueError("merge: there are no parts")
+    named = [
+        argument
+        for i, (out, lse) in enumerate(parts)
+        for argument in ((f"result {i}", out, "BhQD", FLOATS), (f"log-sum-exp {i}", lse, "BhQ", WIDE))
+    ]
+    arguments.tensors("merge", *named)
+    return reference.merge(parts)

@@ -10,13 +10,15 @@ Bytes of a token and head: D + 4, and 4 D / n for the mean of keys; two bytes a 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 Kind = Literal["int8", "fp8"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 MOST = {"int8": 127.0, "fp8": 448.0}  # the largest codes
 TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -51,8 +53,7 @@ def quantise(x: Tensor, page: int, kind: Kind, smooth: bool) -> Quantised:
     at most |y| / 16 or a / 448 / 1024, whichever is more; and by the rounding of fp32.
     """
     wide = x.float()
-    pages = wide.unflatten(2, (-1, page)) if x.shape[2] else wide[:, :, None, :0]
-    mean = pages.mean(3) if smooth else None
+    mean = wide.unflatten(2, (x.shape[2] // page, page)).mean(3) if smooth else None
     y = wide if mean is None else wide - mean.repeat_interleave(page, 2)
     scale = y.abs().amax(3) / MOST[kind] if x.shape[3] else y.new_zeros(y.shape[:3])
     code = torch.where(scale[..., None] > 0, y / scale[..., None], 0)
@@ -68,7 +69,7 @@ def attend(q: Tensor, keys: Quantised, values: Quantised, valid: Tensor | None, 
     valid: [P, N / n] bool, which pages are there; None for all. Returns [B, h, Q, D] in the type of q (zeros where a
     query sees no key) and [B, h, Q] fp32 in bits (to base 2), -inf there: what `merge` needs.
     """
-    copies, group = q.shape[0] // max(1, keys.scale.shape[0]), q.shape[1] // keys.scale.shape[1]
+    copies, group = q.shape[0] // max(1, keys.scale.shape[0]), q.shape[1] // max(1, keys.scale.shape[1])
     wide = torch.promote_types(q.dtype, torch.float32)
 
     def spread(x: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ def attend(q: Tensor, keys: Quantised, values: Quantised, valid: Tensor | None, 
     return (weight @ v).to(q.dtype), (lse / math.log(2)).to(wide)
 
 
-def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Attention over several sets of keys at once, from that over each: results [B, h, Q, D] with their log-sum-exps
     [B, h, Q] in bits. Returns both again; zeros and -inf where no part saw a key."""
     lse = torch.stack([part[1] for part in parts])

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worldmodel.kernels import triton_needs
+from worldmodel.kernels import arguments, triton_needs
+from worldmodel.kernels.arguments import FLOATS
 from worldmodel.kernels.backend import Backend, Op
 
 from . import reference
@@ -37,8 +38,6 @@ def _reasons(call: Paste) -> tuple[str, ...]:
         if x.dtype != kind or x.device != call.device:
             found.append(f"{name} is {x.dtype} on {x.device}, not {kind} on {call.device}")
     found += [f"{name} is not contiguous" for name in ("inverse", "corner") if not getattr(call, name).is_contiguous()]
-    if min(call.patch.shape[1:3]) < 1:
-        found.append(f"an empty patch, {list(call.patch.shape)}")
     return tuple(found)
 
 
@@ -74,5 +73,21 @@ def region_warp(
     0..1. inverse: [B, 2, 3] fp32 from (x, y, 1) of the frame to (x, y) of the patch, pixel centres at whole numbers.
     corner: [B, 2] int32 (x, y), size: (lines, columns) of the regions. Bilinear; pixels that the mask does not reach,
     and all outside the region, keep their bits. The patch may have any strides; nothing waits for the device.
+    No gradients. ValueError names an argument that does not fit.
     """
+    op = "region_warp"
+    sizes = arguments.tensors(
+        op, ("frame", frame, "BHWC", (torch.uint8,)), ("patch", patch, "BhwC", FLOATS), ("mask", mask, "Bhw", FLOATS),
+        ("inverse", inverse, "B23", FLOATS), ("corner", corner, "B2", (torch.int32,)),
+    )  # fmt: skip
+    if not sizes["h"] or not sizes["w"]:
+        raise ValueError(f"{op}: patch is empty, {list(patch.shape)}")
+    if not isinstance(size, tuple) or len(size) != 2:
+        raise ValueError(f"{op}: size is {size!r}, not (lines, columns)")
+    for side in size:
+        arguments.whole(op, "a side of size", side)
+    if frame.is_meta:
+        raise ValueError(f"{op}: frame is on {frame.device}, where there is nothing to paste into")
+    arguments.written(op, frame=frame)
+    arguments.without_gradients(op, patch=patch, mask=mask, inverse=inverse)
     REGION_WARP(Paste(frame, patch, mask, inverse, corner, size))

@@ -1,5 +1,5 @@
 """Rotary position embedding."""
 
-from .reference import Pairing, Table, move_table, rope_table, rotate
+from .reference import PAIRINGS, Pairing, Table, move_table, rope_table, rotate
 
-__all__ = ["Pairing", "Table", "move_table", "rope_table", "rotate"]
+__all__ = ["PAIRINGS", "Pairing", "Table", "move_table", "rope_table", "rotate"]

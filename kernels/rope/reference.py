@@ -1,13 +1,16 @@
 """Rotary position embedding (Su et al., 2104.09864) with both pairings found in pretrained models, over (frame, row,
 column) of a latent grid."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worldmodel.kernels import arguments
+
 Pairing = Literal["interleaved", "half"]
+PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
 Table = tuple[Tensor, Tensor]  # cosines and sines
 
 
@@ -16,8 +19,12 @@ def rope_table(frames: Tensor, grid: tuple[int, int], head_dim: int, theta: floa
 
     The head is split as in Wan: 2 * (D // 6) dimensions each for rows and columns, the rest for time; each part has its
     own geometric frequencies theta^(-2 i / part). Angles are int64 positions times fp64 frequencies, reduced mod 2 pi
-    before anything is rounded to fp32, so that frame 100,000 is as exact as frame 0.
+    before anything is rounded to fp32, so that frame 100,000 is as exact as frame 0. ValueError for other frames, no
+    rows or columns, and heads that do not make pairs.
     """
+    _check("rope_table", frames, head_dim)
+    for side in grid:
+        arguments.whole("rope_table", "a side of grid", side, 1)
     space, (rows, columns) = _space(head_dim), grid
     time = _angles(frames, head_dim - 2 * space, theta)[:, :, None, None]
     row = _angles(torch.arange(rows, device=frames.device), space, theta)[:, None]
@@ -27,9 +34,18 @@ def rope_table(frames: Tensor, grid: tuple[int, int], head_dim: int, theta: floa
 
 
 def move_table(frames: Tensor, head_dim: int, theta: float = 10000.0) -> Table:
-    """Cosines and sines of a move in time by frames [B, F] int64, whatever the row and column: [B, F, D / 2] fp32."""
+    """Cosines and sines of a move in time by frames [B, F] int64, whatever the row and column: [B, F, D / 2] fp32.
+    ValueError as `rope_table`."""
+    _check("move_table", frames, head_dim)
     space = _space(head_dim)
     return _table(F.pad(_angles(frames, head_dim - 2 * space, theta), (0, space)))
+
+
+def _check(op: str, frames: Tensor, head_dim: int) -> None:
+    arguments.tensors(op, ("frames", frames, "BF", arguments.LONG))
+    arguments.whole(op, "head_dim", head_dim, 2)
+    if head_dim % 2:
+        raise ValueError(f"{op}: head_dim is {head_dim}, which does not make pairs")
 
 
 def _space(head_dim: int) -> int:
@@ -52,7 +68,9 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], pairing: Pairing) -> Tensor:
 
     x: [..., N, D]. table: cosines and sines, broadcastable to [..., N, D / 2]. pairing: "interleaved" rotates
     (x[2i], x[2i + 1]) as Wan does, "half" rotates (x[i], x[i + D / 2]) as Llama does. Returns the shape and type of x.
+    ValueError for another pairing.
     """
+    arguments.one_of("rotate", "pairing", pairing, PAIRINGS)
     cos, sin = table
     if pairing == "interleaved":
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worldmodel.kernels import arguments, triton_needs
 from worldmodel.kernels import noise as keyed
-from worldmodel.kernels import triton_needs
+from worldmodel.kernels.arguments import FLOATS, LONG
 from worldmodel.kernels.backend import Backend, Op
 
 from . import reference
 
 __all__ = ["EULER", "NORMAL", "RENOISE", "Draw", "Noised", "Step", "euler", "normal", "renoise"]
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TIMES = (torch.float32, torch.float64)
 
 
@@ -70,7 +70,7 @@ def _key_reasons(call: Draw) -> tuple[str, ...]:
 
 def _step_reasons(call: Step) -> tuple[str, ...]:
     found = list(triton_needs.reasons(call.device))
-    for name, x, types in (("x", call.x, TYPES), ("v", call.v, TYPES), ("t", call.t, TIMES), ("s", call.s, TIMES)):
+    for name, x, types in (("x", call.x, FLOATS), ("v", call.v, FLOATS), ("t", call.t, TIMES), ("s", call.s, TIMES)):
         if x.device != call.device or x.dtype not in types:
             found.append(f"{name} is {x.dtype} on {x.device}; known are {', '.join(map(str, types))} on {call.device}")
     found += [f"a frame of {name} is not contiguous" for name, x in (("x", call.x), ("v", call.v)) if not _dense(x)]
@@ -145,12 +145,19 @@ def normal(seed: Tensor, frame: Tensor, step: int, shape: tuple[int, ...]) -> Te
 
     The words behind it are those of kernels/noise, bit for bit; so are the normals, but for about one in 2^28 where two
     mathematical libraries differ in the last place of fp64, which are off by one unit in the last place of fp32.
+    ValueError names an argument that does not fit.
     """
+    arguments.tensors("normal", ("seed", seed, "B", LONG), ("frame", frame, "BK", LONG))
+    arguments.whole("normal", "step", step, 0, 2**32)
+    for size in shape:
+        arguments.whole("normal", "a size of shape", size)
     return NORMAL(Draw(seed, frame, step, shape))
 
 
 def euler(x: Tensor, v: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    """x + (s - t) v: one Euler step from flow time t to s. x, v: [B, K, ...]; t, s: [B, K]."""
+    """x + (s - t) v: one Euler step from flow time t to s. x, v: [B, K, ...]; t, s: [B, K]. ValueError names an
+    argument that does not fit."""
+    _check_move("euler", x, v, t, s)
     return EULER(Step(x, v, t, s))
 
 
@@ -158,5 +165,17 @@ def renoise(x: Tensor, v: Tensor, t: Tensor, s: Tensor, seed: Tensor, frame: Ten
     """(1 - s) (x - t v) + s noise: jump to the data predicted at flow time t, add fresh noise up to flow time s.
 
     x, v: [B, K, ...]; t, s: [B, K]; noise as of `normal`. One pass instead of three, the noise never in memory.
+    ValueError as `euler`.
     """
+    times = _check_move("renoise", x, v, t, s)
+    arguments.tensors("renoise", times, ("seed", seed, "B", LONG), ("frame", frame, "BK", LONG))
+    arguments.whole("renoise", "step", step, 0, 2**32)
     return RENOISE(Noised(Step(x, v, t, s), Draw(seed, frame, step, tuple(x.shape[2:]))))
+
+
+def _check_move(op: str, x: Tensor, v: Tensor, t: Tensor, s: Tensor) -> arguments.Argument:
+    """The flow times, as what else belongs to frames is held against."""
+    times = ("t", t, "BK", FLOATS)
+    axes = "BK" + "".join(map(chr, range(ord("c"), ord("c") + getattr(x, "ndim", 2) - 2)))
+    arguments.tensors(op, ("x", x, axes, FLOATS), ("v", v, axes, FLOATS), times, ("s", s, "BK", FLOATS))
+    return times

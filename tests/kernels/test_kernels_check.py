@@ -171,10 +171,15 @@ SPILLED = {
 
 def test_the_command_prints_a_table_and_fails_if_anything_is_wrong(found, capsys, tmp_path):
     found(Report((GOOD,), (SPILLED,)))
-    assert cli.main(["kernels", "check", "--quick", "--json", str(tmp_path / "check.json")]) == 1
+    assert (
+        cli.main(["kernels", "check", "--quick", "--only", "attention", "--json", str(tmp_path / "new" / "check.json")])
+        == 1
+    )
     said = capsys.readouterr().out
     assert "FAILED attention: forward 64 sm86: spills 8 bytes" in said and "1 of 1 cases right" in said
-    metrics = json.loads((tmp_path / "check.json").read_text())["metrics"]
+    written = json.loads((tmp_path / "new" / "check.json").read_text())  # whose folder is made
+    metrics, command = written["metrics"], written["command"]
+    assert command == "kernels check --quick --only attention"
     assert {name: metric["value"] for name, metric in metrics.items()} == {"ops": 1, "failures": 1, "spills": 8}
     found(Report((GOOD,), (SPILLED | {"spills": 0, "faults": []},)))
     assert cli.main(["kernels", "check"]) == 0
@@ -200,6 +205,8 @@ exit 3
 def test_an_unknown_op_is_told(capsys):
     assert cli.main(["kernels", "check", "--only", "attention", "atention"]) == 2
     assert "kernels check --only: no op atention; there are attention, " in capsys.readouterr().err
+    assert cli.main(["kernels", "check", "--only"]) == 2
+    assert "kernels check --only: no op was named; there are attention, " in capsys.readouterr().err
 
 
 def test_the_command_line_knows_the_group(capsys):

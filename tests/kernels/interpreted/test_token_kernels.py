@@ -45,6 +45,21 @@ def test_derivatives_of_norm_and_rotation(rng, pairing, weight):
     assert torch.autograd.gradcheck(lambda *x: norm_rope(*x, pairing), inputs, fast_mode=True)
 
 
+@pytest.mark.parametrize(("heads", "groups"), [(1, 2), (2, 1)])
+def test_all_heads_together_where_queries_or_keys_have_one(rng, heads, groups):
+    """One head is normalised alone and across heads alike; the other tensor's heads are not."""
+    q, k, q_weight, k_weight = leaves(rng, (1, 4, heads, 4), (1, 4, groups, 4), (4 * heads,), (4 * groups,))
+    weights = [torch.randn(x.shape, generator=rng, dtype=torch.float64) for x in (q, k)]
+    inputs, table = (q, k, q_weight, k_weight), rope_table(torch.tensor([[100_000, 7]]), (1, 2), 4)
+
+    def reference(q, k, a, b):
+        return tuple(rope.norm_rope(x, w, table, 1e-6, "half") for x, w in ((q, a), (k, b)))
+
+    torch.testing.assert_close(norm_rope(*inputs), reference(*inputs), rtol=0, atol=1e-12)
+    wanted = gradients(reference, inputs, weights)
+    torch.testing.assert_close(gradients(norm_rope, inputs, weights), wanted, rtol=0, atol=1e-12)
+
+
 def gradients(function, inputs, weights):
     made = function(*inputs)
     return torch.autograd.grad(made if isinstance(made, tuple) else (made,), inputs, weights)
