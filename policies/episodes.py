@@ -41,9 +41,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of a case. score: the best reward of the episode, in [0, 1] (1: solved). steps: until success, or
-    all. border_jerk: root mean square of the third differences of the commanded targets across the borders of chunks,
-    in metres; None where there was no border."""
+    """What became of a case. score: the best reward of the episode, in [0, 1]; in some tasks it stays below 1 where
+    they are solved. steps: until success, or all. border_jerk: root mean square of the third differences of the
+    commanded targets across the borders of chunks, in metres; None where there was no border."""
 
     task: str
     seed: int

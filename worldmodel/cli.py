@@ -55,6 +55,9 @@ COMMANDS = {
     "evaluate policy": Command(
         "worldmodel.policies.evaluate", "policy", ("checkpoint",), "success of a policy on robots"
     ),
+    "evaluate chunking": Command(
+        "worldmodel.policies.chunking", "chunking", ("checkpoint",), "chunks of a policy whose robot moves meanwhile"
+    ),
     "evaluate policy-latency": Command(
         "worldmodel.policies.serving.latency", "policy_latency", ("checkpoint",), "how long robots wait for it"
     ),
