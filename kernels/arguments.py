@@ -17,7 +17,7 @@ type Argument = tuple[str, object, str, tuple[torch.dtype, ...]]
 def tensors(op: str, *arguments: Argument) -> dict[str, int]:
     """Every argument is (name, tensor, axes, types): a letter for each axis, of one size wherever it stands, a digit
     for an axis of that size; all on one device. Returns the sizes."""
-    sizes, device = FIXED.copy(), None
+    sizes, device, known, last = FIXED.copy(), None, "", None
     for name, x, axes, types in arguments:
         if not isinstance(x, Tensor):
             raise ValueError(f"{op}: {name} is of type {type(x).__name__}, not a tensor")
@@ -27,12 +27,16 @@ def tensors(op: str, *arguments: Argument) -> dict[str, int]:
             device = x.device
         elif x.device != device:
             raise ValueError(f"{op}: {name} is on {x.device}, {arguments[0][0]} on {device}")
-        if x.ndim != len(axes):
-            raise ValueError(f"{op}: {name} has the shape {list(x.shape)}, not [{', '.join(axes)}]")
-        for axis, size in zip(axes, x.shape, strict=True):
+        shape = x.shape
+        if axes == known and shape == last:
+            continue
+        if len(shape) != len(axes):
+            raise ValueError(f"{op}: {name} has the shape {list(shape)}, not [{', '.join(axes)}]")
+        known, last = axes, shape
+        for axis, size in zip(axes, shape, strict=True):
             if sizes.setdefault(axis, size) != size:
-                shape = f"[{', '.join(axes)}] with {axis} = {sizes[axis]}"
-                raise ValueError(f"{op}: {name} has the shape {list(x.shape)}, not {shape}")
+                wanted = f"[{', '.join(axes)}] with {axis} = {sizes[axis]}"
+                raise ValueError(f"{op}: {name} has the shape {list(shape)}, not {wanted}")
     return sizes
 
 
