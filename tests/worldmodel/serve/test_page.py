@@ -352,6 +352,28 @@ def test_the_same_keys_in_another_world(world, base, serving, open_page) -> None
         assert page.locator(".key.down").all_text_contents() == ["↓Sback"]
 
 
+PRESS = """() => {
+  const press = () => dispatchEvent(new KeyboardEvent("keydown", {key: "t", code: "KeyT", bubbles: true}));
+  window.press = press;
+}"""
+
+
+def test_keys_pressed_faster_than_the_server_answers(world, base, serving, open_page) -> None:
+    """T twice at once leads back to the first world, three times to the other."""
+    with serving(world, base=base) as (address, studio):
+        page = open_page(address)
+        live(page)
+        (session,) = studio.sessions
+        page.evaluate(PRESS)
+        for times, name in ((2, "world"), (3, "base")):
+            stream = session.projector.stream
+            page.evaluate(f"for (let i = 0; i < {times}; i++) press()")
+            while session.projector.stream < stream + times:
+                page.wait_for_timeout(20)
+            page.wait_for_selector(f'#worlds button[data-world="{name}"][aria-checked="true"]')
+            assert page.text_content("#world-name") == name
+
+
 def test_one_world_has_no_switch(painted, serving, open_page) -> None:
     with serving(painted) as (address, studio):
         page = open_page(address)

@@ -18,6 +18,7 @@ const state = {
   scripted: 0, // pictures that recorded keys decide
   at: 0, // index of the picture on the screen
   switching: 0, // switches that the server has not answered
+  asked: null, // name of the world of the last of them
   fast: false, // recorded keys run as fast as they can
   window: 16, // pictures on their way
   raw: false, // small pictures come as they are: JPEG would be seen, and hardly smaller
@@ -69,6 +70,7 @@ function opened(world) {
   controls.update();
   if (!world.resumed) {
     state.stream = state.switching = 0;
+    state.asked = null;
     setReal(false);
     $("back").disabled = true;
     finishRecording();
@@ -85,6 +87,7 @@ function received(message) {
       }
       if (state.switching) {
         state.switching -= 1;
+        if (!state.switching) state.asked = null;
         setReal(false);
         state.before = otherFilm(message.world);
       }
@@ -123,6 +126,7 @@ function received(message) {
       break;
     case "error":
       state.switching = 0;
+      state.asked = null;
       toast(message.message, true);
       break;
   }
@@ -180,7 +184,9 @@ function takeOver() {
 
 // Begins anew in a world, from the same beginning and under the same keys.
 function switchTo(name) {
+  if (!connection.live) return;
   state.switching += 1;
+  state.asked = name;
   connection.send({ type: "switch", world: name });
   pause(false);
   $("dream").focus({ preventScroll: true });
@@ -221,7 +227,8 @@ const shortcuts = {
   },
   other: () => {
     const names = state.world?.worlds.map(({ name }) => name) ?? [];
-    if (names.length > 1) switchTo(names[(names.indexOf(state.name) + 1) % names.length]);
+    const at = Math.max(0, names.indexOf(state.asked ?? state.name)); // the first, as long as none has said it runs
+    if (names.length > 1) switchTo(names[(at + 1) % names.length]);
   },
   dice: () => connection.send({ type: "reset", seed: Math.floor(Math.random() * 1e6) }),
   stats: () => {
