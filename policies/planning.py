@@ -92,6 +92,10 @@ def guided_by(
 
     v - min(beta, t / ((1 - t) r^2)) J^T [W (Y - x0_hat)], r^2 = t^2 / (t^2 + (1 - t)^2), J = d x0_hat / d x_t
     (2506.07339, equation 2, with t = 1 noise). At t = 1 the factor is `strongest`.
+
+    Our own: a row's gradient is never longer than its gap W (Y - x0_hat). Where J stretches, as it does on observations
+    that no demonstration has, steps of the sampler overshoot, the next chunk is held to that, and targets grow without
+    bound.
     """
 
     def velocity(x: Tensor, t: Tensor) -> Tensor:
@@ -99,13 +103,19 @@ def guided_by(
             x = x.detach().requires_grad_(True)
             v = model.velocity(x, t, prepared)
             clean = flow.clean(x, v, t)
-            pulled = weight[:, None] * (held - clean).detach()
-            (gradient,) = torch.autograd.grad(clean, x, pulled)
+            gap = weight[:, None] * (held - clean).detach()
+            (gradient,) = torch.autograd.grad(clean, x, gap)
+        gradient = gradient * (_length(gap) / _length(gradient).clamp_min(1e-12)).clamp(max=1)
         noise, data = t**2, (1 - t) ** 2
         factor = (noise + data) / (t * (1 - t)).clamp_min(1e-6)  # t / ((1 - t) r^2)
         return (v - factor.clamp(max=strongest)[..., None] * gradient).detach()
 
     return velocity
+
+
+def _length(x: Tensor) -> Tensor:
+    """[B, 1, 1], of each row as one vector."""
+    return x.square().sum((1, 2), keepdim=True).sqrt()
 
 
 def ensembled(chunks: list[tuple[int, Tensor]], moment: int, decay: float) -> Tensor:
