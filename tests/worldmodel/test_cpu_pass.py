@@ -149,7 +149,8 @@ def test_a_copy_of_a_weight_is_that_of_now(gelu, reordered, monkeypatch):
 def test_gelu_of_large_and_small_numbers(reordered, monkeypatch):
     monkeypatch.setattr(packed, "reorders", lambda: reordered)
     layer = PackedLinear(1, 1)
-    layer.weight.fill_(1), layer.bias.fill_(0)
+    layer.weight.fill_(1)
+    layer.bias.fill_(0)
     sizes = torch.logspace(-20, 20, FEWEST_ROWS * 8)
     x = torch.cat((-sizes, torch.zeros(1), sizes))[:, None]
     made, wanted = product(layer, len(x), gelu=True)(x), F.gelu(x.double(), approximate="tanh")
