@@ -72,7 +72,7 @@ class HeadPairs:
         count = high - low + 1
         stride = _coprime(count)  # a walk through everybody, in an order that looks like none
         face = low + (index % count) * stride % count
-        seed = noise.row_seed(self.seed ^ PAIRS, 2 * index[:, None] + torch.arange(2)).flatten()
+        seed = noise.row_seed(self.seed ^ PAIRS, (2 * index[:, None] + torch.arange(2)).flatten())
         zero = torch.zeros(len(seed), 1, dtype=torch.int64)
         hair = low + (noise.uniform(seed, zero, HAIR)[:, 0].double() * count).long()
         scene = Motion(seed, self.occluded).scene(
