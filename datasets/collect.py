@@ -15,6 +15,7 @@ from worldmodel.datasets.interrupt import HeldSignals, Stopped
 from worldmodel.datasets.lerobot import RECORD
 from worldmodel.datasets.lerobot_groups import INFO, is_untouched, newest
 from worldmodel.datasets.lerobot_writer import MAX_FRAMES, Episode, EpisodeSchema, EpisodeWriter
+from worldmodel.datasets.pose_actions import check_pose, pose_names, with_pose
 from worldmodel.datasets.worlds import open_world
 from worldmodel.datasets.worlds.base import Observation, VectorWorld, World, WorldOptions, WorldSpec
 from worldmodel.errors import UserError
@@ -60,12 +61,14 @@ def collect(
     options: WorldOptions | None = None,
     quiet: bool = False,
     opens: Callable[[str, WorldOptions], World | VectorWorld] = open_world,
+    pose: tuple[float, ...] = (),
 ) -> Collection:
     """Records ``episodes`` episodes of at most ``frames`` frames each into the folder ``out``.
 
     Episode i has seed ``seed + i`` and depends on nothing else. Row i of the dataset holds what is seen at frame i and
     the action executed after it; ``meta/collection.json`` the seeds, the policy and the outcome of every episode.
-    ``opens`` gives the world of a name.
+    ``opens`` gives the world of a name. ``pose``: wavelengths, in the unit of x and y; with any, recorded actions also
+    hold the code of the pose that they lead to (`pose_actions`), which the world itself never sees.
 
     SIGINT, SIGTERM and an error in the simulator drop the episode in progress and finalise the dataset with all earlier
     ones: for a signal the returned ``stopped`` names it, an error is raised again with a note of what was saved. A
@@ -80,19 +83,23 @@ def collect(
     check_range(0, MAX_SEED - episodes, seed=seed)
     options = options or WorldOptions()
     asked = {"world": world, "options": asdict(options), "max_frames": frames, "seed": seed}
+    if pose:
+        asked["pose"] = list(pose)
     _recorded(out, asked, episodes)  # what is wrong with the folder is said before the simulator starts
     records: list[EpisodeRecord] = []
     goes_on = False
     stopped: str | None = None
     with closing(opens(world, options)) as simulator, HeldSignals() as signals:
         policy = simulator.behaviour.name
+        if pose:
+            check_pose(simulator.facts.state_names, pose)
 
         def write_record(folder: Path, count: int) -> None:
             made = {"wanted": episodes, "episodes": [asdict(record) for record in records[:count]]}
             record = asked | {"policy": policy, "worldmodel": version("worldmodel")} | made
             write_json(record, folder / RECORD)
 
-        writer = EpisodeWriter(out, _schema(simulator.facts, options), resume=True, beside=write_record)
+        writer = EpisodeWriter(out, _schema(simulator.facts, options, pose), resume=True, beside=write_record)
         try:
             done = writer.episodes
             with writer, progress_bar(world, episodes * frames, done * frames, shown=not quiet) as advance:
@@ -101,7 +108,7 @@ def collect(
                     raise UserError(f"{out / RECORD}: {len(records)} episodes, but the dataset has {done}")
                 goes_on = True
                 todo = range(seed + done, seed + episodes)
-                for episode, record in signals.between(_episodes(simulator, todo, frames)):
+                for episode, record in signals.between(_episodes(simulator, todo, frames, pose)):
                     records.append(record)
                     writer.write(episode)
                     advance(frames)
@@ -144,26 +151,28 @@ def _recorded(out: Path, asked: dict[str, Any], episodes: int) -> list[EpisodeRe
     return records
 
 
-def _schema(facts: WorldSpec, options: WorldOptions) -> EpisodeSchema:
+def _schema(facts: WorldSpec, options: WorldOptions, pose: tuple[float, ...] = ()) -> EpisodeSchema:
     return EpisodeSchema(
         fps=facts.fps,
         cameras=dict.fromkeys((facts.camera, *facts.more_cameras), (facts.height, facts.width)),
         state_names=facts.state_names,
-        action_names=facts.action_names,
+        action_names=facts.action_names + (pose_names(pose) if pose else ()),
         depth=(facts.camera,) if options.depth else (),
     )
 
 
-def _episodes(world: World | VectorWorld, seeds: range, frames: int) -> Iterator[tuple[Episode, EpisodeRecord]]:
+def _episodes(
+    world: World | VectorWorld, seeds: range, frames: int, pose: tuple[float, ...]
+) -> Iterator[tuple[Episode, EpisodeRecord]]:
     if isinstance(world, VectorWorld):
         for first in range(0, len(seeds), world.num_envs):
-            yield from _vector_episodes(world, seeds[first : first + world.num_envs], frames)
+            yield from _vector_episodes(world, seeds[first : first + world.num_envs], frames, pose)
     else:
         for seed in seeds:
-            yield _one_episode(world, seed, frames)
+            yield _one_episode(world, seed, frames, pose)
 
 
-def _one_episode(world: World, seed: int, frames: int) -> tuple[Episode, EpisodeRecord]:
+def _one_episode(world: World, seed: int, frames: int, pose: tuple[float, ...]) -> tuple[Episode, EpisodeRecord]:
     rng = np.random.default_rng(seed)
     observation, _ = world.reset(seed=seed)
     world.behaviour.reset()
@@ -181,11 +190,14 @@ def _one_episode(world: World, seed: int, frames: int) -> tuple[Episode, Episode
         ended = bool(terminated or truncated)
         if "success" in info:
             success = bool(success or info["success"])
-    episode = _pack(world.facts, {key: np.stack([o[key] for o in seen]) for key in seen[0]}, np.stack(actions))
+    rows = {key: np.stack([o[key] for o in seen]) for key in seen[0]}
+    episode = _pack(world.facts, rows, np.stack(actions), observation["state"], pose)
     return episode, EpisodeRecord(seed, len(actions), ended, success)
 
 
-def _vector_episodes(world: VectorWorld, seeds: Sequence[int], frames: int) -> Iterator[tuple[Episode, EpisodeRecord]]:
+def _vector_episodes(
+    world: VectorWorld, seeds: Sequence[int], frames: int, pose: tuple[float, ...]
+) -> Iterator[tuple[Episode, EpisodeRecord]]:
     """One episode per row; rows beyond the seeds run along unrecorded."""
     row_seeds = [*seeds, *[seeds[0]] * (world.num_envs - len(seeds))]
     rngs = [np.random.default_rng(seed) for seed in row_seeds]
@@ -202,10 +214,21 @@ def _vector_episodes(world: VectorWorld, seeds: Sequence[int], frames: int) -> I
         observation, *_ = world.step(action)
     for row, seed in enumerate(seeds):
         rows = {key: np.stack([o[key][row] for o in seen]) for key in seen[0]}
-        yield _pack(world.facts, rows, np.stack([a[row] for a in actions])), EpisodeRecord(seed, frames, False, None)
+        episode = _pack(world.facts, rows, np.stack([a[row] for a in actions]), observation["state"][row], pose)
+        yield episode, EpisodeRecord(seed, frames, False, None)
 
 
-def _pack(facts: WorldSpec, seen: Observation, actions: NDArray[np.float32]) -> Episode:
+def _pack(
+    facts: WorldSpec,
+    seen: Observation,
+    actions: NDArray[np.float32],
+    last: NDArray[np.floating],
+    pose: tuple[float, ...],
+) -> Episode:
+    """last: the state [S] that the last action led to."""
+    if pose:
+        after = np.concatenate((seen["state"][1:], last[None]))
+        actions = with_pose(actions, after, facts.state_names, pose)
     return Episode(
         task=facts.task,
         video={

@@ -56,7 +56,7 @@ def _pretrained(cfg: DiTConfig, init: str, text: Tensor | None, dtype: torch.dty
     if not isinstance(found, dict):
         raise UserError(f"{config}: expected an object, found {type(found).__name__}")
     if found.get("kind") == "world model":
-        model = WorldModel.load(folder).dit.to(dtype).requires_grad_(True).train()
+        model = _with_fast(WorldModel.load(folder).dit, cfg).to(dtype).requires_grad_(True).train()
     else:
         tokens = 0 if text is not None else cfg.text_tokens
         sizes = {"size": cfg.size, "chunk": cfg.chunk, "actions": cfg.actions}
@@ -66,6 +66,16 @@ def _pretrained(cfg: DiTConfig, init: str, text: Tensor | None, dtype: torch.dty
         name, found, wanted = next(p for p in pairs if p[1] != p[2])
         raise UserError(f"{init}: its {name} is {found}, the run's model.{name} is {wanted}")
     return model
+
+
+def _with_fast(model: DiT, cfg: DiTConfig) -> DiT:
+    """The model with new fast weights as in `cfg`, whose share starts at zero, if it has none and is to have them."""
+    if cfg.fast is None or model.cfg.fast is not None:
+        return model
+    new = dataclasses.replace(model.cfg, fast=cfg.fast).build()
+    fresh = {name: value for name, value in new.state_dict().items() if ".fast." in name}
+    new.load_state_dict({**fresh, **model.state_dict()})
+    return new
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,6 +242,7 @@ def collect(
     camera: str | None = None,
     policy: str | None = None,
     depth: bool = False,
+    pose: tuple[float, ...] = (),
 ) -> int:
     """Record a simulated world as a LeRobotDataset v3.
 
@@ -250,7 +251,8 @@ def collect(
     Worlds: maze, maze/small, maze/large, maze/home, doom, doom/freedoom, metaworld/TASK, pusht, and for policies
     robot/TASK (a task of Meta-World under absolute targets of the hand) or robot/TASK+SHIFT, such as
     robot/reach+encoder-offset:0.03,0,0. Episode i has seed --seed + i. In maze and doom, --policy revisit turns away
-    from views and comes back; for robots, --policy jolted shows how to come back. Ctrl-C keeps what is done.
+    from views and comes back; for robots, --policy jolted shows how to come back. --pose 16 8 4 2 adds to every action
+    the pose that it leads to, in waves of these lengths. Ctrl-C keeps what is done.
     """
     from worldmodel.datasets.collect import collect as record
     from worldmodel.datasets.worlds import open_world
@@ -259,7 +261,7 @@ def collect(
     opens: Any = open_world
     if world.startswith("robot/"):
         from worldmodel.policies.robot import open_robot as opens
-    made = record(world, episodes, out, frames, seed, WorldOptions(size, camera, policy, depth), opens=opens)
+    made = record(world, episodes, out, frames, seed, WorldOptions(size, camera, policy, depth), opens=opens, pose=pose)
     print(f"{out}: {len(made.episodes)} episodes, {made.frames} frames of {world}, policy {made.policy}")
     return 0 if made.stopped is None else 130
 

@@ -200,10 +200,11 @@ class Recipe(ABC):
 class Run[D: Data](Training):
     """The training of a world model or a tokenizer.
 
-    init: where the transformer's weights start: a world model's folder, that of a run which has made one, a diffusers
-    Wan transformer's folder or its name on the hub. text: features that a pretrained text-to-video model attends to
-    (models/text.py makes it); without, zeros. lora: train adapters on the frozen weights of init; what the run makes
-    has them merged. checkpointing, compile: of the transformer's blocks. For all else see `Training`.
+    init: where the transformer's weights start: a world model's folder, that of a run which has made one (without fast
+    weights, it gets new ones where `model` has them), a diffusers Wan transformer's folder or its name on the hub.
+    text: features that a pretrained text-to-video model attends to (models/text.py makes it); without, zeros. lora:
+    train adapters on the frozen weights of init; what the run makes has them merged. checkpointing, compile: of the
+    transformer's blocks. For all else see `Training`.
     """
 
     data: D

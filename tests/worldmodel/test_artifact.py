@@ -1,6 +1,7 @@
 """What a run makes, from the same parts at every save."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from tiny import tiny_run
 
 from worldmodel.artifact import Template, build
 from worldmodel.errors import UserError
+from worldmodel.memory import FullConfig, LactConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
+from worldmodel.models.fast_layer import FastConfig
 from worldmodel.models.lora import LoraConfig
 from worldmodel.objectives.reconstruction import Reconstruction
 
@@ -58,6 +61,28 @@ def test_init_is_a_world_models_folder_or_a_runs(tmp_path):
         found = dict(build(tiny_run(tmp_path / "run", init=str(init))).named_parameters())
         assert found.keys() == values.keys() and all(torch.equal(found[n], values[n]) for n in values)
         assert all(p.requires_grad for p in found.values())
+
+
+def test_fast_weights_are_added_to_an_init_that_has_none(tmp_path):
+    """The model answers as before, since the new layers' share starts at zero; other differences are still errors."""
+    run = tiny_run(tmp_path / "run")
+    made = Template.of(run)
+    made.fill(weights_of(made, 3), {}).save(tmp_path / "earlier")
+    fast = replace(run.model, fast=FastConfig(groups=2))
+    stream = replace(run.stream, memory=LactConfig(ring=4))
+    new = build(replace(run, init=str(tmp_path / "earlier"), model=fast, stream=stream))
+    old = build(replace(run, init=str(tmp_path / "earlier")))
+    values = old.state_dict()
+    added = {name for name in new.state_dict() if name not in values}
+    assert added and all(".fast." in name for name in added)
+    assert all(torch.equal(new.state_dict()[name], value) for name, value in values.items())
+    clip = next(run.data.batches(0, 0, 1, 1))[0]
+    t = torch.full(clip.x.shape[:2], 0.5)
+    with torch.no_grad():
+        first = new("clip", clip.x, t, clip.control, None, LactConfig(ring=100))
+        assert torch.equal(first, old("clip", clip.x, t, clip.control, None, FullConfig()))
+    with pytest.raises(UserError, match="its dim is"):
+        build(replace(run, init=str(tmp_path / "earlier"), model=replace(fast, dim=fast.dim * 2), stream=stream))
 
 
 def test_an_init_without_a_model_is_named(tmp_path):
