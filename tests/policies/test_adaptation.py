@@ -17,6 +17,7 @@ from worldmodel.errors import UserError
 from worldmodel.fingerprint import fingerprint
 from worldmodel.optim import AdamW, Schedule
 from worldmodel.policies.adaptation import Adaptation, AdaptationRun, contexts
+from worldmodel.policies.adaptation_commands import report_of
 from worldmodel.policies.behaviour_cloning import BehaviourCloning
 from worldmodel.policies.context_encoder import ContextConfig
 from worldmodel.policies.demonstrations import Demonstrations
@@ -294,3 +295,26 @@ def test_recovery_is_the_share_of_the_lost_success_that_comes_back():
     assert recovery(nominal, shifted, shifted).interval == (0.0, 0.0)
     with pytest.raises(ValueError, match="nothing to recover"):
         recovery(shifted, nominal, nominal)
+
+
+def test_the_report_sets_a_policy_without_context_beside_the_trials():
+    nominal, shifted = outcomes(*[1] * 9, 0), outcomes(1, *[0] * 9)
+    after = (outcomes(*[1] * 3, *[0] * 7), outcomes(*[1] * 8, 0, 0))
+    found = report_of(nominal, (shifted, *after), others=(outcomes(*[1] * 6, *[0] * 4), outcomes(*[1] * 5, *[0] * 5)))
+    values = {name: metric.value for name, metric in found.metrics.items()}
+    wanted = {
+        "success_rate__nominal": 0.9,
+        "success_rate__shifted": 0.1,
+        "success_rate__after_1": 0.3,
+        "recovery_rho__after_1": 0.25,
+        "success_rate__after_2": 0.8,
+        "recovery_rho__after_2": 0.875,
+        "recovery_rho": 0.875,
+        "success_rate__other_nominal": 0.6,
+        "success_rate__other_shifted": 0.5,
+        "recovery_rho__other": 0.5,
+    }
+    assert values == pytest.approx(wanted)
+    assert [row[1:] for row in found.tables[0].rows] == [(str(n), "10") for n in (9, 1, 3, 8, 6, 5)]
+    alone = report_of(shifted, (nominal, *after))  # the shift cost nothing: no rho
+    assert not any("rho" in name or "other" in name for name in alone.metrics)
