@@ -66,6 +66,7 @@ def _train(run: Training, recipe: Recipe, stop: StopSignal) -> dict[str, float]:
     step, best, metrics = _resume(run, recipe, frozen, roles, objective)
     if step == 0 and run.steps:
         objective.begin(_batches(run, recipe, accelerator, 0))
+    accelerator.init_trackers("")  # not before: what is refused leaves nothing behind
 
     main = accelerator.is_main_process
     template = recipe.template() if main and step < run.steps else None
@@ -215,9 +216,7 @@ def _accelerator(run: Training) -> Accelerator:
     folders = ProjectConfiguration(project_dir=str(run.out), logging_dir=str(run.out / "tensorboard"))
     precision = {"fp32": "no", "bf16": "bf16"}[run.precision]
     cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    accelerator = Accelerator(cpu=cpu, mixed_precision=precision, log_with="tensorboard", project_config=folders)
-    accelerator.init_trackers("")
-    return accelerator
+    return Accelerator(cpu=cpu, mixed_precision=precision, log_with="tensorboard", project_config=folders)
 
 
 @contextmanager

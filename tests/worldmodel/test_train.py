@@ -214,6 +214,12 @@ def test_samples_and_logs(tmp_path):
     assert load_tokenizer(tmp_path / "ae" / "run" / "model").channels == 2
 
 
+def test_a_refused_run_leaves_nothing_behind_that_looks_like_a_run(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        train(tiny_run(tmp_path / "run", init=tmp_path / "nowhere"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+
+
 # -- killed ------------------------------------------------------------------------------------------------------------
 
 
