@@ -1,4 +1,4 @@
-"""`configs/recall.py` with fast weights of half the bytes, updated once a chunk, beside a window of the other half.
+"""The base of `configs/recall.py` with new fast weights of half the bytes, updated once a chunk, and a window of 12.
 
 worldmodel train configs/recall_lact.py
 """
@@ -12,10 +12,10 @@ from worldmodel.run import Run, load
 
 
 def run() -> Run:
-    recall = load(Path(__file__).with_name("recall.py"))
+    window = load(Path(__file__).with_name("recall_window.py"))
     return replace(
-        recall,
-        model=replace(recall.model, fast=FastConfig(groups=5)),
-        stream=replace(recall.stream, memory=LactConfig(ring=12)),
+        window,
+        model=replace(window.model, fast=FastConfig(groups=5)),
+        stream=replace(window.stream, memory=LactConfig(ring=12)),
         out=Path("runs/recall_lact"),
     )

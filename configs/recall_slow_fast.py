@@ -1,6 +1,8 @@
-"""`configs/recall.py` with a slow-fast memory of the same bytes: a sink, surprising frames, the newest ones.
+"""The base of `configs/recall.py` with a slow-fast memory of the same bytes as `recall_window.py`.
 
 worldmodel train configs/recall_slow_fast.py
+
+A frame of eight may become a slow one, so that 14 of them reach back 112 frames or more.
 """
 
 from dataclasses import replace
@@ -11,6 +13,6 @@ from worldmodel.run import Run, load
 
 
 def run() -> Run:
-    recall = load(Path(__file__).with_name("recall.py"))
-    memory = SlowFastConfig(sink=2, slow=14, fast=8, every=4, surprise=0.95)
-    return replace(recall, stream=replace(recall.stream, memory=memory), out=Path("runs/recall_slow_fast"))
+    window = load(Path(__file__).with_name("recall_window.py"))
+    memory = SlowFastConfig(sink=2, slow=14, fast=8, every=8, surprise=0.95)
+    return replace(window, stream=replace(window.stream, memory=memory), out=Path("runs/recall_slow_fast"))
