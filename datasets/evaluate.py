@@ -14,7 +14,7 @@ from worldmodel.errors import UserError
 from worldmodel.evaluate.actions import evaluate_actions
 from worldmodel.evaluate.compare import CompareSettings, evaluate_compare, parse_arms
 from worldmodel.evaluate.context.arms import arms_of, overrides
-from worldmodel.evaluate.context.bench import ContextSettings
+from worldmodel.evaluate.context.bench import Away, ContextSettings
 from worldmodel.evaluate.context.evaluate import evaluate_context
 from worldmodel.evaluate.drift import evaluate_drift
 from worldmodel.evaluate.latency import evaluate_latency
@@ -144,6 +144,7 @@ def context(
     horizons: tuple[int, ...] = (4, 8, 16, 32, 64, 96, 128),
     visits: int = 24,
     lead: int | None = 64,
+    away: Away = "own",
     views: int = 4,
     rivals: int = 15,
     measures: tuple[str, ...] = ("lite0", "psnr"),
@@ -158,10 +159,12 @@ def context(
     Example: worldmodel evaluate context runs/maze --data runs/data/maze_revisit --out reports/context
 
     One folder is one model; NAME=FOLDER,FOLDER,... are arms with a folder per training seed, the first is the baseline.
-    --data: recordings with visits that no model was trained on (worldmodel collect maze --policy revisit). A model gets
-    --lead real frames up to the end of a look (None: all of the episode so far) and goes on by itself under the
-    recorded actions. At most --visits are taken of each of --horizons (frames out of sight). Effective context is the
-    horizon at which half of the score at the shortest one is lost, by the first of --measures (psnr, or encoders).
+    --data: recordings with visits that no model was trained on (worldmodel collect maze --policy revisit). A model
+    gets --lead real frames up to the end of a look (None: all of the episode so far) and goes on by itself under
+    the recorded actions; with --away recorded it gets the real frames of the time out of sight too and makes the
+    way back alone, so that its memory is measured apart from its drift. At most --visits are taken of each of
+    --horizons (frames out of sight). Effective context is the horizon at which half of the score at the shortest
+    one is lost, by the first of --measures (psnr, or encoders).
     --memory '{"type": "WindowConfig", "sink": 2, "ring": 10}' replaces the memory of every model, NAME={...} that of an
     arm. --place and --heading: poses that count as the same, in the unit of the recorded x and y, and in degrees.
     """
@@ -180,8 +183,8 @@ def context(
         arms,
         held_out(data, open_world(arms[0].folders[0]), camera),
         settings=ContextSettings(
-            horizons=horizons, lead=lead, visits=visits, views=views, rivals=rivals, seeds=seeds, place=place,
-            heading=heading,
+            horizons=horizons, lead=lead, away=away, visits=visits, views=views, rivals=rivals, seeds=seeds,
+            place=place, heading=heading,
         ),
         measures=measures,
         memories=memories,

@@ -126,6 +126,33 @@ def test_views_are_those_of_the_return(recordings):
     np.testing.assert_array_equal(redraw(WORLDS["all"], whole, 0), whole.real)
 
 
+def test_frames_out_of_sight_may_be_the_recorded_ones(recordings):
+    recorded = replace(SIZES, away="recorded")
+    own, bench = (prepare(WORLDS["all"], recordings, settings) for settings in (SIZES, recorded))
+    assert [case.visit for case in bench.cases] == [case.visit for case in own.cases]
+    for case in bench.cases:  # nothing of the view is given on the way back: the last real frame is turned away
+        assert case.start == case.visit.away[1] + 1
+        assert case.chunks == 8 + case.start - (case.visit.look + 1)  # the lead, and all of the time out of sight
+        angles = recordings.episodes[case.episode].state[:, 2]
+        assert turntable.apart(angles[case.start - 1], angles[case.visit.look]) >= 90
+        assert turntable.apart(angles[case.start], angles[case.visit.look]) < 90
+    np.testing.assert_array_equal(redraw(WORLDS["all"], bench, seed=0), bench.real)
+    back = turntable.AROUND - 3  # frames made before the view is there again
+    assert frames_to_make(WORLDS["all"], bench) == len(bench.cases) * (back + SIZES.views)
+    options = OPTIONS | {"settings": recorded}
+    found = evaluate_context(one("short"), recordings, **options)
+    assert found.metrics["effective_context_frames"].value == pytest.approx(20, abs=0.2)
+    assert any("the real frames of all the time out of sight" in note for note in found.notes)
+
+
+def test_a_model_that_drifts_may_still_remember(recordings):
+    options = OPTIONS | {"open_world": {"drifts": turntable.world(1000, drifts=True)}.__getitem__}
+    own = evaluate_context(one("drifts"), recordings, **options)
+    given = evaluate_context(one("drifts"), recordings, **options | {"settings": replace(SIZES, away="recorded")})
+    assert abs(own.metrics["score_mean"].value) < 0.3
+    assert given.metrics["score_mean"].value == pytest.approx(1)
+
+
 def test_all_models_get_the_same_visits_and_few_of_them_on_request(recordings):
     bench = prepare(WORLDS["all"], recordings, replace(SIZES, visits=2))
     assert [len(rows) for rows in bench.horizons.members] == [2, 2, 2, 2]
@@ -181,6 +208,7 @@ def test_one_place_has_no_other_to_be_told_from(recordings):
         ({"views": 0}, "views must be at least 1"),
         ({"rivals": 0}, "rivals must be at least 1"),
         ({"lead": 0}, "lead must be at least 1"),
+        ({"away": "nowhere"}, "away is own or recorded, not nowhere"),
         ({"horizons": ()}, "horizons are different numbers"),
         ({"horizons": (8, 8)}, "horizons are different numbers"),
         ({"horizons": (0, 8)}, "horizons are different numbers"),

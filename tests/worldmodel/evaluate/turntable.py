@@ -48,6 +48,11 @@ def path(horizons: list[int], start: int = 0) -> np.ndarray:
     return np.array(angles) % 360
 
 
+def apart(angle: float, other: float) -> float:
+    """Degrees between two directions."""
+    return abs((angle - other + 180) % 360 - 180)
+
+
 def recordings(horizons: list[int], episodes: int = ROOMS) -> ArrayRecordings:
     """An episode per room, each with a visit of each horizon."""
     made = []
@@ -78,14 +83,17 @@ class Seen:
 
 
 class Recalling(torch.nn.Module):
-    """Draws a view right if it last did so, or saw it, at most `span` frames ago; else that of another room."""
+    """Draws a view right if it last did so, or saw it, at most `span` frames ago; else that of another room.
+
+    drifts: not even then if the frame before was wrong.
+    """
 
     chunk, frame_shape = 1, (3, SIDE, SIDE)
     cfg = DiTConfig(channels=3, size=(SIDE, SIDE), chunk=1, actions=1)
 
-    def __init__(self, span: float) -> None:
+    def __init__(self, span: float, drifts: bool = False) -> None:
         super().__init__()
-        self.span, self.patch_in = span, torch.nn.Linear(1, 1)
+        self.span, self.drifts, self.patch_in = span, drifts, torch.nn.Linear(1, 1)
         torch.nn.init.constant_(self.patch_in.weight, span if span < 1e6 else -1)
         torch.nn.init.constant_(self.patch_in.bias, 0)
 
@@ -97,6 +105,8 @@ class Recalling(torch.nn.Module):
         turn = (control.action[:, :1, 0] * 180 / STEP).round().long()
         place = (state.memory.place[:, None] + turn) % PLACES
         known = state.frame[:, None] - state.memory.last.gather(1, place) <= self.span
+        if self.drifts:
+            known &= state.memory.last.gather(1, state.memory.place[:, None]) == state.frame[:, None] - 1
         room = state.memory.room[:, None]
         wrong = (room + 1 + (place + state.frame[:, None]) % (ROOMS - 1)) % ROOMS
         return to_float(VIEWS[torch.where(known, room, wrong).numpy(), place.numpy()])
@@ -115,10 +125,10 @@ class Recalling(torch.nn.Module):
         return Seen(own, place, last)
 
 
-def world(span: float = 1e9) -> WorldModel:
+def world(span: float = 1e9, drifts: bool = False) -> WorldModel:
     spec = ActionSpec(names=("turn",), low=(-180.0,), high=(180.0,))
     stream = StreamConfig(memory=WindowConfig(ring=8), sampler=Euler(steps=1))
-    model: Any = Recalling(span)
+    model: Any = Recalling(span, drifts)
     return WorldModel(
         dit=model, tokenizer=PixelTokenizer(PixelTokenizerConfig()), actions=spec, fps=12.0, stream=stream
     )

@@ -5,6 +5,7 @@ Letters: V visits, S frames of a view, H W pixels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +19,21 @@ from worldmodel.models.world import WorldModel
 from worldmodel.pixels import to_uint8
 
 POSE = ("x", "y", "angle")
+Away = Literal["own", "recorded"]
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """horizons: frames out of sight that are measured. lead: real frames before a model goes on, up to the end of
-    the look; None for all of the episode. visits: at most so many of each horizon. views: frames after coming back
-    that are scored. rivals: other views that a view must be told from. seeds: of the noise; scores are averaged.
-    place, heading: of poses that count as the same, in the unit of x and y, and in degrees.
+    """horizons: frames out of sight that are measured. lead: real frames up to the end of the look; None for all of
+    the episode. away: who makes the frames out of sight, the model ("own") or nobody, they are the real ones
+    ("recorded"). visits: at most so many of each horizon. views: frames after coming back that are scored. rivals:
+    other views that a view must be told from. seeds: of the noise; scores are averaged. place, heading: of poses that
+    count as the same, in the unit of x and y, and in degrees.
     """
 
     horizons: tuple[int, ...] = (4, 8, 16, 32, 64, 96, 128)
     lead: int | None = 64
+    away: Away = "own"
     visits: int = 24
     views: int = 4
     rivals: int = 15
@@ -40,11 +44,12 @@ class ContextSettings:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A visit of an episode, and how many chunks of real frames a model gets before it has to go on by itself."""
+    """A visit of an episode, the first frame that a model makes, and how many chunks of real frames it gets before."""
 
     episode: int
     visit: Visit
     pose: tuple[float, float, float]  # of the look
+    start: int
     chunks: int
 
     def same_place(self, other: "Case", place: float, heading: float) -> bool:
@@ -96,13 +101,14 @@ def find_cases(world: WorldModel, recordings: Recordings, settings: ContextSetti
             raise UserError(f"episode {episode} of the recordings has no recorded poses")
         poses = np.asarray(state, np.float64)[:, columns]
         for visit in visits(poses, settings.place, settings.heading, max(HOLD, settings.views)):
-            given = visit.look + 1 if settings.lead is None else settings.lead
+            start = visit.look + 1 if settings.away == "own" else visit.away[1] + 1
+            given = start if settings.lead is None else settings.lead + start - (visit.look + 1)
             chunks = _chunks_within(world, given)
-            if chunks < 1 or context_frames(world, chunks) > visit.look + 1:
+            if chunks < 1 or context_frames(world, chunks) > start:
                 early += 1
                 continue
             x, y, angle = poses[visit.look].tolist()
-            found.append(Case(episode, visit, (x, y, angle), chunks))
+            found.append(Case(episode, visit, (x, y, angle), start, chunks))
     if not found and early:
         raise UserError(
             f"none of {early} visits has {settings.lead or context_frames(world, 1)} real frames before it: give "

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from worldmodel.encoders.frames import Encoder, open_encoder
 from worldmodel.errors import UserError
 from worldmodel.evaluate.compare.arms import Arm, Open, check_each
 from worldmodel.evaluate.context.arms import Forgot, Measured, OpenArm
-from worldmodel.evaluate.context.bench import Bench, ContextSettings, prepare
+from worldmodel.evaluate.context.bench import Away, Bench, ContextSettings, prepare
 from worldmodel.evaluate.context.forgetting import forgetting
 from worldmodel.evaluate.context.redraw import frames_to_make, measure
 from worldmodel.evaluate.context.report import report_of
@@ -57,6 +58,8 @@ def _check(settings: ContextSettings, measures: tuple[str, ...]) -> None:
         raise UserError(f"context: lead must be at least 1, not {settings.lead}")
     if not settings.horizons or min(settings.horizons) < 1 or len(set(settings.horizons)) < len(settings.horizons):
         raise UserError(f"context: horizons are different numbers of frames from 1 on, not {list(settings.horizons)}")
+    if settings.away not in get_args(Away):
+        raise UserError(f"context: away is {' or '.join(get_args(Away))}, not {settings.away}")
     if not settings.seeds:
         raise UserError("context: give a noise seed or more")
     if not 0 <= settings.place < float("inf") or not 0 <= settings.heading < 45:

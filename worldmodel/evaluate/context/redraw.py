@@ -1,4 +1,4 @@
-"""What a model draws when it comes back: rollouts from the look on, under the recorded actions.
+"""What a model draws when it comes back: rollouts from a case's start on, under the recorded actions.
 
 Letters: V visits, S frames of a view, H W pixels.
 """
@@ -56,7 +56,7 @@ def redraw(world: WorldModel, bench: Bench, seed: int, progress: Progress = lamb
         cases = [bench.cases[row] for row in rows]
         chunks = cases[0].chunks
         begin = context_frames(world, chunks)
-        pieces = cut(bench.recordings, [(case.episode, case.visit.look + 1 - begin) for case in cases], begin)
+        pieces = cut(bench.recordings, [(case.episode, case.start - begin) for case in cases], begin)
         generated = whole_chunks(world, _longest(bench, cases)) * world.pixel_frames
         control = following(world, pieces, chunks, onward_actions(bench.recordings, pieces, begin + generated))
         places = np.array([_wanted(bench, case) for case in cases])  # [rows, S] after the context
@@ -69,7 +69,7 @@ def redraw(world: WorldModel, bench: Bench, seed: int, progress: Progress = lamb
 
 
 def _wanted(bench: Bench, case: Case) -> NDArray[np.int64]:
-    return case.visit.back - (case.visit.look + 1) + np.arange(bench.settings.views)
+    return case.visit.back - case.start + np.arange(bench.settings.views)
 
 
 def _longest(bench: Bench, cases: list[Case]) -> int:
@@ -91,7 +91,7 @@ def memory_bytes(world: WorldModel, bench: Bench) -> int:
     case = max(bench.cases, key=lambda case: case.visit.back - case.visit.look + context_frames(world, case.chunks))
     begin = context_frames(world, case.chunks)
     chunks = case.chunks + whole_chunks(world, _longest(bench, [case]))
-    first = case.visit.look + 1 - begin
+    first = case.start - begin
     length = min(context_frames(world, chunks), bench.recordings.lengths[case.episode] - first)
     chunks = (1 + (length - 1) // world.tokenizer.temporal) // world.dit.chunk
     clip = clip_of(world, cut(bench.recordings, [(case.episode, first)], context_frames(world, chunks)))

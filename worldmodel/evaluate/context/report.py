@@ -179,6 +179,8 @@ def _notes(
 ) -> tuple[str, ...]:
     settings = bench.settings
     context = "all real frames before" if settings.lead is None else f"{settings.lead} real frames"
+    recorded = ", the real frames of all the time out of sight, and makes the way back"
+    away = " and goes on" if settings.away == "own" else recorded
     counts = ", ".join(f"{n}: {len(m)}" for n, m in zip(bench.horizons.named, bench.horizons.members, strict=True))
     episodes = len({case.episode for case in bench.cases})
     left = f" {unclear} visits were left out: the tokenizer's own picture is hardly better than any room." * (
@@ -189,7 +191,7 @@ def _notes(
         f"Visits: a view is looked at, turned away from by 90 degrees or more, and come back to within "
         f"{settings.place:g} and {settings.heading:g} degrees. The horizon counts the frames from the first to the "
         f"last one turned away. Visits per horizon: {counts}; from {episodes} episodes.{left}",
-        f"A model gets {context} up to the end of the look and goes on by itself under the recorded actions, at "
+        f"A model gets {context} up to the end of the look{away} by itself under the recorded actions, at "
         f"{world.fps:g} frames/s. The first {settings.views} frames back at the pose are compared with the recorded "
         f"ones. All models get the same visits, actions and noise (seeds {', '.join(map(str, settings.seeds))}).",
         "Score: (likeness to the real view - likeness of the real view to those of other visits) / (the same of the "
