@@ -70,6 +70,9 @@ COMMANDS = {
         "worldmodel.policies.serving.server", "serve_policy", ("checkpoint",), "a policy for robots, over a WebSocket"
     ),
     "swap": Command("worldmodel.face.command", "swap", ("target",), "a video's faces for that of a reference picture"),
+    "swap-demo": Command(
+        "worldmodel.face.live.command", "swap_demo", ("target",), "swap faces live in the browser, or for programs"
+    ),
     "face fetch": Command(FACE, "fetch_command", (), "get the published networks that swap uses"),
     "face consent": Command(FACE, "consent_command", ("reference",), "the record of consent that swap asks for"),
     "face gather": Command(
@@ -85,7 +88,7 @@ COMMANDS = {
     "doctor": Command("worldmodel.doctor", "main", (), "what works on this machine, and why not"),
 }
 GROUPS = ("evaluate", "face", "kernels")  # of commands with two words
-RUN_MODELS = ("demo", "robot-demo", "trials", "rollout", "serve", "serve-policy", "swap", "evaluate")  # have --backend
+RUN_MODELS = ("demo", "robot-demo", "trials", "rollout", "serve", "serve-policy", "swap", "swap-demo", "evaluate")
 SHIPPED = Path(__file__).resolve().parent.parent / "demos" / "models" / "doom"
 CONFIGS = SHIPPED.parent.parent.parent / "configs"
 SHIPPED_BASE = SHIPPED.with_name("doom_base")  # the same model before its training on its own rollouts

@@ -9,6 +9,7 @@ generator               the protocol: K aligned crops in, K out, state as a valu
 reading, writing        video, audio and timestamps
 consent, label, sign    responsible use
 pipeline, command       the stream and its command line
+live                    the same as a page and a server
 
 Pictures are uint8 [H, W, 3] RGB. Places are (x, y) in pixels, the centre of the first pixel at (0, 0).
 """

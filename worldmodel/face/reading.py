@@ -265,9 +265,14 @@ def read_image(path: Path) -> NDArray[np.uint8]:
     """uint8 [H, W, 3] RGB, turned as its EXIF says."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    pixels = cv2.imdecode(np.frombuffer(path.read_bytes() or b"\0", np.uint8), cv2.IMREAD_COLOR)
+    return decode_image(path.read_bytes(), str(path))
+
+
+def decode_image(data: bytes, where: str) -> NDArray[np.uint8]:
+    """The content of an image file -> uint8 [H, W, 3] RGB, turned as its EXIF says. `where` names it in the error."""
+    pixels = cv2.imdecode(np.frombuffer(data or b"\0", np.uint8), cv2.IMREAD_COLOR)
     if pixels is None:
-        raise UserError(f"{path}: not a readable image")
+        raise UserError(f"{where}: not a readable image")
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), np.uint8)
 
 

@@ -62,34 +62,44 @@ def signing_key() -> Any:
 
 def write_side_file(out: Path, facts: dict[str, Any], key: Any) -> Path:
     """Sign a finished file. facts: JSON data about how it was made."""
-    from cryptography.hazmat.primitives import serialization
-
-    content = {"format": FORMAT, "file": out.name, "sha256": file_sha256(out)} | facts
-    public = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    signature = {"kind": "Ed25519", "public_key": _text(public), "signature": _text(key.sign(_bytes(content)))}
     path = side_file(out)
-    write_json({**content, "signed": signature}, path)
+    write_json(signed({"format": FORMAT, "file": out.name, "sha256": file_sha256(out)} | facts, key), path)
     return path
 
 
-def check_side_file(out: Path) -> dict[str, Any]:
-    """The facts of a signed file; a UserError if it, or the side file, is not as it was when it was signed."""
+def signed(content: dict[str, Any], key: Any) -> dict[str, Any]:
+    """JSON data with its signature under "signed"."""
+    from cryptography.hazmat.primitives import serialization
+
+    public = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    signature = {"kind": "Ed25519", "public_key": _text(public), "signature": _text(key.sign(_bytes(content)))}
+    return {**content, "signed": signature}
+
+
+def check_signed(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """What was signed, with the "public_key" of who signed it; a UserError if it has changed since. `where` names it in
+    the error."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
         raise UserError(NEEDS) from error
-    path = side_file(out)
-    content = check_format(read_json(path), FORMAT, path, ("sha256", "signed"))
-    signed = content.pop("signed")
+    content = {name: value for name, value in data.items() if name != "signed"}
     try:
-        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signed["public_key"]))
-        key.verify(base64.b64decode(signed["signature"]), _bytes(content))
+        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(data["signed"]["public_key"]))
+        key.verify(base64.b64decode(data["signed"]["signature"]), _bytes(content))
     except (InvalidSignature, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: the signature is not valid, it was changed after signing") from error
+        raise UserError(f"{where}: the signature is not valid, it was changed after signing") from error
+    return content | {"public_key": data["signed"]["public_key"]}
+
+
+def check_side_file(out: Path) -> dict[str, Any]:
+    """The facts of a signed file; a UserError if it, or the side file, is not as it was when it was signed."""
+    path = side_file(out)
+    content = check_signed(check_format(read_json(path), FORMAT, path, ("sha256", "signed")), str(path))
     if content["sha256"] != file_sha256(out):
         raise UserError(f"{out}: has changed since it was signed (SHA-256)")
-    return content | {"public_key": signed["public_key"]}
+    return content
 
 
 def _bytes(content: dict[str, Any]) -> bytes:
