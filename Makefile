@@ -10,7 +10,7 @@ PYTEST := $(PYTHON_ENV) -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 help:
 	@echo "make demo        drive a learned world in the browser (installs what it needs)"
-	@echo "make robot-demo  break a robot in the browser and watch it correct itself (trains it first, which takes long)"
+	@echo "make robot-demo  break a robot in the browser and watch it correct itself"
 	@echo "make quickstart  collect, train, roll out and evaluate a tiny world: under 5 minutes on a quiet machine"
 	@echo "make test        lint, types and the default tests (installs everything)"
 	@echo "make test-slow   the tests marked slow"
@@ -22,7 +22,8 @@ demo: base
 	@$(PYTHON_ENV) -m worldmodel demo $(ARGS)
 
 robot-demo: all
-	@$(PYTHON_ENV) -m worldmodel robot-demo $(ARGS)
+	@$(PYTHON_ENV) -m worldmodel robot-demo demos/models/button_press \
+		--encoder demos/models/button_press_context $(ARGS)
 
 quickstart: base
 	@$(PYTHON_ENV) demos/quickstart.py $(ARGS)

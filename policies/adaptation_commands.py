@@ -39,7 +39,7 @@ def trials(
 ) -> int:
     """Record trials of a policy on shifted robots, for a context encoder to learn from.
 
-    Example: worldmodel trials runs/policies/reach --task reach --episodes 200 --out runs/trials/reach
+    Example: worldmodel trials runs/policies/reach --task reach --out runs/trials/reach
 
     Every episode has a random shift of its own: the --kinds in turn, of a length in [--least, --most] metres. The
     policy is told nothing of it. They are stored in blocks; what was broken off goes on with the same command, and more
@@ -91,7 +91,7 @@ def recovery_command(
 ) -> int:
     """How far a context encoder brings a policy back on shifted robots, trial by trial.
 
-    Example: worldmodel evaluate recovery runs/policies/reach --encoder runs/adaptation/reach --task reach
+    Example: worldmodel evaluate recovery runs/policies/push --encoder runs/adaptation/push --task push --way mean
 
     --shifts random offsets of a length in [--least, --most] metres, --episodes episodes each, paired in all arms: the
     robot as built, the shifted robot without context, and after 1 to --trials trials. Shifts and seeds must be other
@@ -164,7 +164,7 @@ def report_of(
         metrics=metrics,
         headline=tuple(metrics),
         tables=(Table("Success over trials", ("arm", "successes", "episodes"), lines),),
-        notes=("Intervals of success are Wilson's; that of rho is a bootstrap over episodes, paired in all arms.",),
+        notes=("Intervals of success are Wilson's; that of rho is a bootstrap over shifts, paired in all arms.",),
         curves={"rows": {name: [row.to_json() for row in rows] for name, rows in arms}},
     )
 

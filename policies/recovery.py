@@ -55,17 +55,22 @@ def adapt(
 
 
 def recovery(nominal: Sequence[Row], shifted: Sequence[Row], adapted: Sequence[Row], seed: int = 0) -> Metric:
-    """rho with a 95 % interval of a bootstrap over cases, which are the same in all three and drawn together.
+    """rho with a 95 % interval of a bootstrap over shifts, drawn with all their cases and together in all three.
 
-    ValueError where the shift has cost nothing: then there is nothing to recover.
+    Episodes of one shift are not independent: most often all of them fail or none. Only where there is one shift are
+    they what is drawn. n: of the cases. ValueError where the shifts have cost nothing: then nothing is to recover.
     """
+    shifts = np.unique([row.shift for row in shifted], return_inverse=True)[1]
+    units = [np.flatnonzero(shifts == shift) for shift in range(shifts.max() + 1)]
+    units = units if len(units) > 1 else [np.array([case]) for case in range(len(shifted))]
     outcome = np.array([[row.success for row in rows] for rows in (nominal, shifted, adapted)], np.float64)
 
-    def rho(rows: np.ndarray) -> float:
+    def rho(drawn: np.ndarray) -> float:
+        rows = np.concatenate([units[unit] for unit in drawn])
         fine, broken, better = outcome[:, rows].mean(1)
         return float((better - broken) / (fine - broken)) if fine > broken else float("nan")
 
-    whole = rho(np.arange(outcome.shape[1]))
+    whole = rho(np.arange(len(units)))
     if not np.isfinite(whole):
         raise ValueError("the shifts cost no success: there is nothing to recover")
-    return Metric(whole, "", outcome.shape[1], bootstrap(rho, outcome.shape[1], seed))
+    return Metric(whole, "", outcome.shape[1], bootstrap(rho, len(units), seed))

@@ -437,7 +437,7 @@ def demo(port: int = 8000, host: str = "127.0.0.1", token: str | None = None, op
 def robot_demo(
     checkpoint: Path | None = None,
     encoder: Path | None = None,
-    task: str = "reach",
+    task: str = "button-press",
     out: Path = Path("runs/robot_demo"),
     quick: bool = False,
     trials: int = 6,
@@ -451,7 +451,7 @@ def robot_demo(
 ) -> int:
     """A policy on a simulated robot, live in the browser: break the robot, and watch the policy correct itself.
 
-    Example: worldmodel robot-demo runs/policies/reach --encoder runs/adaptation/reach
+    Example: worldmodel robot-demo demos/models/button_press --encoder demos/models/button_press_context
 
     Without a checkpoint, policy and context encoder are made first, in --out: demonstrations by Meta-World's script,
     the policy, its trials on broken robots, the encoder; what was stopped goes on with the next call. --quick makes it

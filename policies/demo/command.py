@@ -24,6 +24,6 @@ def show_robot(
     plan.check()
     torch.set_num_threads(1)
     if encoder is None:
-        return serve_show(Show(find_policy(policy), plan=plan), host, port, token, open_browser)
+        return serve_show(Show(find_policy(policy), plan), host, port, token, open_browser)
     own = Policy.find(policy)
-    return serve_show(Show(own, Adaptation.find(encoder, own), plan), host, port, token, open_browser)
+    return serve_show(Show(own, plan, Adaptation.find(encoder, own)), host, port, token, open_browser)

@@ -9,6 +9,7 @@ from worldmodel.errors import UserError
 from worldmodel.folders import check_creatable
 from worldmodel.serial import read_json, write_json
 
+OFFSETS = "0.14"  # metres at most, of the trials' robots: what the page can do to one, and a little more
 RECORD = "made.json"  # the lines that are done
 
 
@@ -19,8 +20,8 @@ class Effort:
 
     episodes: int = 100
     steps: int = 2000
-    trials: int = 200
-    corrections: int = 2000
+    trials: int = 300
+    corrections: int = 1500
 
 
 QUICK = Effort(episodes=6, steps=60, trials=12, corrections=40)
@@ -49,7 +50,7 @@ class Made:
              "--seed", "1000", "--out", data],
             ["train", str(configs / "metaworld_policy.py"), "--data.path", data, "--steps", str(effort.steps),
              "--out", policy],
-            ["trials", policy, "--task", task, "--episodes", str(effort.trials), "--out", trials],
+            ["trials", policy, "--task", task, "--episodes", str(effort.trials), "--most", OFFSETS, "--out", trials],
             ["train", str(configs / "metaworld_adaptation.py"), "--policy", policy, "--trials", trials,
              "--demonstrations.path", data, "--steps", str(effort.corrections), "--out", encoder],
         ]  # fmt: skip

@@ -35,7 +35,7 @@ class Correct:
     """Whether failed trials correct the policy from the next trial on, and how their tokens are put together."""
 
     on: bool
-    way: Way = "sum"
+    way: Way = "mean"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -92,7 +92,7 @@ class Rounds:
         self._token_of, self.most = token_of, most
         self.shift = NOMINAL
         self.correcting = False
-        self.way: Way = "sum"
+        self.way: Way = "mean"
         self.round = 0
         self.outcomes: deque[Outcome] = deque(maxlen=REMEMBERED)
         self._number = 0

@@ -48,7 +48,7 @@ class Plan:
     """horizon: control steps of a trial. trials: of a round after its first one. seed: of the first trial's places and
     noise; later ones count on. viewers: at once, at most."""
 
-    task: str = "reach"
+    task: str
     horizon: int = 200
     trials: int = TRIALS
     seed: int = 0
@@ -68,14 +68,14 @@ class Show:
     def __init__(
         self,
         policy: AnyPolicy,
+        plan: Plan,
         adaptation: Adaptation | None = None,
-        plan: Plan | None = None,
         opens: Opens = ShownRobot,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """adaptation: None if there is no context encoder. opens: the robot of a task; called in the thread, like all
         its methods. on_failure: called in the thread if it dies."""
-        self.policy, self._adaptation, self.plan, self._opens = policy, adaptation, plan or Plan(), opens
+        self.policy, self._adaptation, self.plan, self._opens = policy, adaptation, plan, opens
         self.on_failure = on_failure
         self.failure: BaseException | None = None
         self._settings = Settings(horizon=self.plan.horizon, seed=self.plan.seed)

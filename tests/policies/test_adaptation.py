@@ -282,8 +282,8 @@ def test_every_failed_trial_adds_its_token_and_no_other_does(way, wanted, monkey
     assert len({seed for _, seeds, _ in seen for seed in seeds}) == 8
 
 
-def outcomes(*successes: bool) -> list[Row]:
-    return [Row("go", n, "nominal", bool(s), 0.0, 1, None) for n, s in enumerate(successes)]
+def outcomes(*successes: bool, shifts: int = 1) -> list[Row]:
+    return [Row("go", n, f"shift {n % shifts}", bool(s), 0.0, 1, None) for n, s in enumerate(successes)]
 
 
 def test_recovery_is_the_share_of_the_lost_success_that_comes_back():
@@ -295,6 +295,14 @@ def test_recovery_is_the_share_of_the_lost_success_that_comes_back():
     assert recovery(nominal, shifted, shifted).interval == (0.0, 0.0)
     with pytest.raises(ValueError, match="nothing to recover"):
         recovery(shifted, nominal, nominal)
+
+
+def test_episodes_of_one_shift_are_drawn_together():
+    """Of four shifts, one is recovered in all of its five episodes and three in none: 0 to 3 of 4 are drawn often."""
+    nominal, shifted = outcomes(*[1] * 20, shifts=4), outcomes(*[0] * 20, shifts=4)
+    found = recovery(nominal, shifted, outcomes(*[1, 0, 0, 0] * 5, shifts=4))
+    assert (found.value, found.n, found.interval) == (0.25, 20, (0.0, 0.75))
+    assert recovery(nominal, outcomes(*[0] * 20), outcomes(*[1, 0, 0, 0] * 5)).interval[1] < 0.5
 
 
 def test_the_report_sets_a_policy_without_context_beside_the_trials():

@@ -46,9 +46,12 @@ def test_a_person_breaks_the_robot_and_lets_it_correct_itself():
         page.click('[data-kind="encoder-offset"]')
         page.click('[data-axis="0,1,0"]')
         page.wait_for_selector('[data-axis="0,1,0"][aria-checked="true"]')
-        assert page.text_content("#delta") == "+0.0 right, +5.0 far, +0.0 up (cm)"
+        assert page.text_content("#delta") == "+0.0 right, +11.0 far, +0.0 up (cm)"
         page.check("#correct")
         page.wait_for_selector('#correct-note:has-text("Every failed trial becomes one token")')
+        assert page.get_attribute('[data-way="mean"]', "aria-checked") == "true"
+        page.click('[data-way="sum"]')
+        page.wait_for_selector('[data-way="sum"][aria-checked="true"]')
         page.click("#pause")
         counted(page, "after 2", r"([1-9]\d*) / \1")
         counted(page, "after 1", r"0 / [1-9]\d*")
@@ -63,5 +66,5 @@ def test_a_person_breaks_the_robot_and_lets_it_correct_itself():
         )
         counted(page, "as built", "–")
         browser.close()
-    assert not errors and ("encoder-offset:0,0.05,0", 0) not in stand.begun
-    assert {shift for shift, _ in stand.begun} >= {"nominal", "encoder-offset:0,0.05,0"}
+    assert not errors and ("encoder-offset:0,0.11,0", 0) not in stand.begun
+    assert {shift for shift, _ in stand.begun} >= {"nominal", "encoder-offset:0,0.11,0"}

@@ -121,7 +121,7 @@ def test_failed_trials_correct_the_next_ones_and_another_robot_is_not_known():
         told = [[each["after"], each["tokens"]] for each in state["outcomes"]]
         begins = next(i for i, each in enumerate(told) if each[0] == 1) - 1
         assert told[begins : begins + 6] == [[0, 0], [1, 1], [2, 2]] * 2
-        assert encoder.told[:4] == [[1.0, 1.0], [3.0, 2.0], [8.0, 1.0], [24.0, 2.0]]  # sums, of one round each
+        assert encoder.told[:4] == [[1.0, 1.0], [1.5, 1.0], [8.0, 1.0], [12.0, 1.0]]  # means, of one round each
         viewer.send("break", shift=BROKEN)
         viewer.send("pause", on=False)
         state = viewer.message("state", lambda s: s["shift"] == BROKEN and s["trial"] is not None)

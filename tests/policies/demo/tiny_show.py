@@ -126,4 +126,9 @@ class Encoder:
 
 
 def show(stand: Stand, **plan) -> Show:
-    return Show(tiny_policy(), stand.encoder, Plan(**{"horizon": HORIZON, "trials": 2, **plan}), opens=stand.open)
+    return Show(
+        tiny_policy(),
+        Plan(**{"task": "reach", "horizon": HORIZON, "trials": 2, **plan}),
+        stand.encoder,
+        opens=stand.open,
+    )
