@@ -62,6 +62,9 @@ COMMANDS = {
         "worldmodel.policies.serving.latency", "policy_latency", ("checkpoint",), "how long robots wait for it"
     ),
     "evaluate recovery": Command(ADAPTATION, "recovery_command", ("checkpoint",), "how a policy adapts over trials"),
+    "evaluate swap": Command(
+        "worldmodel.datasets.faces.evaluate", "swap", ("methods",), "face swaps beside baselines, on every axis"
+    ),
     "kernels check": Command(HERE, "kernels_check", (), "prove the kernels right without a GPU, compile them for many"),
     "kernels bench": Command(HERE, "kernels_bench", (), "time the kernels against the physical bound and peers"),
     "export": Command(HERE, "export", ("checkpoint", "out"), "a folder to share, for diffusers, lerobot or the hub"),

@@ -148,13 +148,26 @@ class Swapper[S: State]:
         self, picture: Picture, track: Track, control: FaceControl, faces: torch.Tensor, b: int, k: int,
         before: Match | None, seconds: float,
     ) -> tuple[Match, Seam]:  # fmt: skip
-        patch, coarse = to_patch(faces[b, k]), slice(None, None, COARSE)
-        target = to_patch(control.crops[b, k, :, coarse, coarse])
         mask = control.mask[b, k, 0].numpy() * np.float32(track.weight)
-        found = match(patch[coarse, coarse], target, ring(self.mask)[coarse, coarse])
-        found = found if before is None else before.towards(found, seconds)
-        paste(picture.pixels, found.apply(patch), mask, track.pose)
+        crop, border = control.crops[b, k], ring(self.mask)
+        found = blend(picture.pixels, faces[b, k], crop, mask, border, track.pose, before, seconds)
         return found, Seam(track.pose, mask)
+
+
+def blend(
+    pixels: NDArray[np.uint8], face: torch.Tensor, crop: torch.Tensor, mask: NDArray[np.float32],
+    border: NDArray[np.bool_], pose: Pose, before: Match | None, seconds: float,
+) -> Match:  # fmt: skip
+    """Paste a made face [3, S, S] into a picture, in place, in the colours of the target's crop [3, S, S].
+
+    mask [S, S]: how much of it is shown; border [S, S]: where colours are compared; before: the match of the picture
+    that was shown so many seconds earlier. Returns the match.
+    """
+    patch, coarse = to_patch(face), slice(None, None, COARSE)
+    found = match(patch[coarse, coarse], to_patch(crop[:, coarse, coarse]), border[coarse, coarse])
+    found = found if before is None else before.towards(found, seconds)
+    paste(pixels, found.apply(patch), mask, pose)
+    return found
 
 
 def reference_face(picture: NDArray[np.uint8], networks: Networks, size: int, where: str) -> torch.Tensor:
