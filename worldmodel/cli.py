@@ -194,21 +194,35 @@ def estimate(args: list[str]) -> int:
 
     --tflops is what the device reaches in training (a large GPU in bf16: about 0.4 of its data sheet's dense rate);
     without it, the rate of one core of this machine now (none for bf16). --json FILE writes the numbers. Every field of
-    the run is an option.
+    the run is an option. --stream FPS instead: what the model costs where it is deployed with the run's memory and
+    sampler, and the rate that FPS latent frames a second ask for.
+
+    Example: worldmodel estimate configs/swap_full_size.py --stream 20 --tflops 80
     """
     from worldmodel.estimate import Workload, print_estimate
+    from worldmodel.models.dit import DiTConfig
     from worldmodel.run import Run
+    from worldmodel.stream_estimate import print_stream
 
     parser = argparse.ArgumentParser("worldmodel estimate CONFIG", add_help=False, allow_abbrev=False)
     parser.add_argument("--tflops", type=float)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--stream", type=float, metavar="FPS")
     own, rest = parser.parse_known_args(args)
     run = _run("estimate", estimate, rest)
     if run is None:
         return 0
+    title = f"estimate {' '.join(args)}"
+    if own.stream is not None:
+        model, stream = getattr(run, "model", None), getattr(run, "stream", None)
+        if not isinstance(model, DiTConfig) or stream is None:
+            raise UserError(f"{rest[0]}: --stream needs a run of a streamed transformer, not a {type(run).__name__}")
+        return print_stream(
+            model, stream, own.stream, precision=run.precision, tflops=own.tflops, title=title, json=own.json
+        )
     if not isinstance(run, Run):
         raise UserError(f"{rest[0]}: estimate knows world models and tokenizers, this is a {type(run).__name__}")
-    return print_estimate(Workload.of(run), title=f"estimate {' '.join(args)}", tflops=own.tflops, json=own.json)
+    return print_estimate(Workload.of(run), title=title, tflops=own.tflops, json=own.json)
 
 
 def _run(name: str, command: Callable[..., int], args: list[str]) -> Any:
