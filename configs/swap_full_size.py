@@ -5,7 +5,7 @@ worldmodel face gather VIDEOS --size 384 --out data/faces
 worldmodel train configs/swap_full_size.py
 
 Pictures go one by one through Stable Diffusion's autoencoder, which makes 48 x 48 latents of a region, and patches of 4
-make 144 tokens of these. `--model.size 24 24` and `64 64` are regions of 256 and 512 pixels, `60 104` a whole picture
+make 144 tokens of these. `--model.size 32 32` and `64 64` are regions of 256 and 512 pixels, `60 104` a whole picture
 of 832 x 480. It has not been trained: that needs a GPU and the faces of many people.
 """
 
