@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SIBLINGS = ("kernels", "datasets", "policies")  # folders at the top, imported as worldmodel.NAME
 ORDER = ("kernels", "worldmodel", "datasets", "policies", "configs", "demos", "tests")  # right may import left
-EXEMPT = "worldmodel/cli.py"
+CLI = "worldmodel/cli/"  # joins the parts, and may import everything
 MAY_IMPORT_CLI = {"worldmodel/__main__.py"}
 MAX_BYTES = 25_000_000
 # Written so that they do not find themselves here.
@@ -110,12 +110,13 @@ def import_violations(root: Path) -> list[str]:
             target, place = home(found.name), f"{path.as_posix()}:{found.line}"
             if by_folder_name(root, found.name):
                 bad.append(f"{place} imports {found.name} by folder name, write worldmodel.{found.name}")
-            elif target and ORDER.index(target) > ORDER.index(folder) and path.as_posix() != EXEMPT:
+            elif target and ORDER.index(target) > ORDER.index(folder) and not path.as_posix().startswith(CLI):
                 bad.append(f"{place} imports {found.name}: {folder} may not import {target}")
             elif (
                 (found.name == "worldmodel.cli" or found.name.startswith("worldmodel.cli."))
                 and ORDER.index(folder) <= ORDER.index("policies")
                 and path.as_posix() not in MAY_IMPORT_CLI
+                and not path.as_posix().startswith(CLI)
             ):
                 bad.append(f"{place} imports worldmodel.cli, which may import everything")
     return bad
@@ -270,7 +271,7 @@ def test_import_violations_are_found(tmp_path: Path, path: str, source: str, exp
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("worldmodel/cli.py", "from worldmodel import datasets, policies"),
+        ("worldmodel/cli/worlds.py", "from worldmodel import datasets, policies\nfrom worldmodel.cli import models"),
         ("worldmodel/__main__.py", "from worldmodel.cli import main"),
         ("worldmodel/a.py", "from worldmodel.kernels.op import x\nfrom . import kernels\nfrom .flow import y"),
         ("worldmodel/a.py", "import datasets\nfrom datasets import load_dataset\nimport kernels"),

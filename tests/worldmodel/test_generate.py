@@ -134,6 +134,6 @@ def test_an_error_and_its_notes_are_one_line(monkeypatch, capsys):
         error.add_note("a note")
         raise error
 
-    monkeypatch.setattr("worldmodel.cli.train", fail)
+    monkeypatch.setattr("worldmodel.cli.training.train", fail)
     assert cli.main(["train", "x.py"]) == 2
     assert capsys.readouterr().err == "error: first second; a note\n"

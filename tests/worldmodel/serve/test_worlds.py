@@ -7,7 +7,7 @@ import pytest
 from conftest import Plain, noise
 
 from worldmodel.actions import ActionSpec
-from worldmodel.cli import _named
+from worldmodel.cli.worlds import _named
 from worldmodel.errors import UserError
 from worldmodel.serve.limits import Limits
 from worldmodel.serve.studio import Studio
