@@ -74,7 +74,9 @@ class SwapRun(Training, Recipe):
         return self.objective.build(model, self.codec, self.stream, self.seed, self.objective.embedder())
 
     def template(self) -> "SwapTemplate":
-        return SwapTemplate(self, self.model.build(), self.codec)
+        embedder = self.objective.embedder()
+        recogniser = "" if embedder is None else fingerprint(embedder)
+        return SwapTemplate(self, self.model.build(), self.codec, recogniser)
 
     @property
     def next_command(self) -> str:
@@ -97,14 +99,17 @@ class SwapRun(Training, Recipe):
 
 @dataclass(frozen=True, slots=True)
 class SwapTemplate:
-    """The swap of a run, filled with weights at every save."""
+    """The swap of a run, filled with weights at every save. recogniser: fingerprint of the one that the loss looks at,
+    "" for none: it is written into the card, so that `evaluate swap` takes no teacher for a judge."""
 
     run: SwapRun
     model: DiT
     codec: RegionCodec
+    recogniser: str
 
     def fill(self, weights: dict[str, Tensor], card: dict[str, Any]) -> SwapModel:
         load_into(self.model, weights, str(self.run.out))
+        card = {**card, "recogniser": self.recogniser}
         return SwapModel(self.model.eval().requires_grad_(False), self.codec, self.run.stream, card)
 
     def look(self, made: SwapModel, video: Path) -> None:

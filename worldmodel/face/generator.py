@@ -122,7 +122,8 @@ class PoissonBlend:
         out = control.crops.clone()
         for b, k in control.active.nonzero().tolist():
             target = _bytes(control.crops[b, k])
-            blended = cv2.seamlessClone(source, target, inside, centre, cv2.NORMAL_CLONE)
+            # A copy of the mask: OpenCV 4.13 writes to it, and every other picture would stay as it was.
+            blended = cv2.seamlessClone(source, target, inside.copy(), centre, cv2.NORMAL_CLONE)
             out[b, k] = torch.from_numpy(blended).movedim(-1, 0).float() / 127.5 - 1
         return out, state
 

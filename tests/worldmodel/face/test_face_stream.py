@@ -380,6 +380,18 @@ def test_baselines_fulfil_the_protocol(generator: CopyPaste | PoissonBlend) -> N
     assert torch.equal(hidden.crops[1], crops[1])
 
 
+def test_poisson_blends_every_picture_alike() -> None:
+    rng = torch.Generator().manual_seed(0)
+    reference, crop = torch.rand(2, 3, 64, 64, generator=rng) * 2 - 1
+    control = FaceControl(
+        crop.expand(1, 4, 3, 64, 64), torch.ones(1, 4, 1, 64, 64), torch.zeros(1, 4, 68, 2),
+        torch.ones(1, 4, dtype=torch.bool),
+    )  # fmt: skip
+    generator = PoissonBlend(64, 4)
+    faces, _ = generator.generate(control, generator.begin(reference, 1))
+    assert (faces[0] == faces[0, :1]).all() and (faces[0, 0] - crop).abs().mean() > 0.1
+
+
 class Counting:
     """A generator with a memory: it paints how many frames its row has made since it was reset."""
 

@@ -1,6 +1,6 @@
 """Measuring a swap: `evaluate_swap` streams methods side by side and returns a report (worldmodel/evaluate/report.py).
 
-case, ground           what is swapped: a stretch of video with its reference, in pieces; what is known of its input
+case, regions, video   what is swapped: videos of regions with their truth; stretches of real ones, as `swap` does it
 methods                who swaps: trained generators, baselines, and the two ends of the scale
 judge, reader          who is seen, never by the recogniser that taught a generator; where the landmarks are
 meter                  what is measured of every frame while the streams run

@@ -4,7 +4,7 @@ A number is NaN where a video does not tell: too few frames, a mask without a bo
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,11 +22,12 @@ CHUNKS_BEFORE = 1  # of each video, whose times do not count
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """text: what it means, for the report."""
+    """value: of one stream of one video. text: what it means, for the report."""
 
     name: str
     unit: str
     better: Better
+    value: "Callable[[Reading], float]"
     text: str
 
     def badness(self, value: float) -> float:
@@ -44,10 +45,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gallery:
-    """Who could be meant: unit vectors [P, D] of the references of P people, and their numbers."""
+    """Who could be meant: unit vectors [P, D] of the references of P people, and their names."""
 
     vectors: Floats
-    who: tuple[int, ...]
+    who: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +61,7 @@ class Reading:
 
     @property
     def minutes(self) -> Floats:
-        return np.arange(len(self.series["seam"])) / self.video.case.fps / 60
+        return self.video.minutes
 
     @property
     def reference(self) -> Floats:
@@ -82,7 +83,7 @@ def identity_spread(embedding: NDArray[np.floating]) -> float:
     return float(1 - (embedding.astype(np.float64).mean(0) ** 2).sum())
 
 
-def retrieved(embedding: NDArray[np.floating], gallery: Gallery, who: int) -> float:
+def retrieved(embedding: NDArray[np.floating], gallery: Gallery, who: str) -> float:
     """Share of frames [T, D] whose nearest reference of the gallery is that of `who`."""
     nearest = (embedding.astype(np.float64) @ gallery.vectors.T).argmax(1)
     return float((np.array(gallery.who)[nearest] == who).mean())
@@ -106,8 +107,7 @@ def _drift(column: int) -> Callable[[Reading], float]:
 def _speed(at: Reading) -> float:
     if not at.series.seconds:
         return float("nan")
-    frames = at.video.case.frames / len(at.series.seconds) * len(at.chunk_seconds)
-    return frames / float(at.chunk_seconds.sum())
+    return at.series.chunk * len(at.chunk_seconds) / float(at.chunk_seconds.sum())
 
 
 def _jitter(at: Reading) -> float:
@@ -125,85 +125,89 @@ def _with_truth(at: Reading) -> float:
 
 
 def _pose(at: Reading) -> float:
-    return float(pose_errors(at.series["landmarks"], at.video.common["truth_landmarks"]).mean())
+    return float(pose_errors(at.series["landmarks"], at.video.common["aim_landmarks"]).mean())
 
 
 def _expression(at: Reading) -> float:
-    return float(expression_errors(at.series["landmarks"], at.video.common["truth_landmarks"]).mean())
+    return float(expression_errors(at.series["landmarks"], at.video.common["aim_landmarks"]).mean())
 
 
-Rule = Callable[[Reading], float]
-AXES: Mapping[str, tuple[Axis, Rule]] = {
-    axis.name: (axis, rule)
-    for axis, rule in (
-        (
-            Axis("identity_cosine", "", "higher", "cosine of the shown face with the reference, in the judge's space"),
-            lambda at: float(at.cosines.mean()),
-        ),
-        (
-            Axis("identity_retrieval", "", "higher", "share of frames whose nearest reference of all people is theirs"),
-            lambda at: retrieved(at.series["embedding"], at.gallery, at.video.case.who),
-        ),
-        (
-            Axis("identity_cosine_made", "", "higher", "the same of the made face, before its colours are matched"),
-            lambda at: float((at.series["made_embedding"].astype(np.float64) @ at.reference).mean()),
-        ),
-        (
-            Axis("identity_cosine_truth", "", "higher", "cosine of the made face with the true one of the same frame"),
-            _with_truth,
-        ),
-        (Axis("psnr", "dB", "higher", "of the made face within the mask; equal pictures have 100 dB"), _mean("psnr")),
-        (Axis("psnr_region", "dB", "higher", "of the made face in the whole region"), _mean("psnr_region")),
-        (Axis("pose_error", "degrees", "lower", "angle between the heads' turnings, shown and true"), _pose),
-        (
-            Axis("expression_error", "% of the face", "lower", "rms of the landmarks' movements, shown and true"),
-            _expression,
-        ),
-        (
-            Axis("landmark_jitter_ratio", "x", "lower", "rms second difference of landmarks, shown over input"),
-            _jitter,
-        ),
-        (Axis("warping_error", "levels", "lower", "rms change along the input's optical flow"), _mean("warping")),
-        (Axis("seam_gradient_ratio", "x", "near 1", "gradient across the mask's border, shown over input"),
-         _mean("seam")),
-        (Axis("ring_colour_error", "levels", "lower", "distance of mean colours on the mask's border"), _mean("ring")),
-        (
-            Axis("background_exact", "", "higher", "share of the pixels that the mask does not reach with equal bits"),
-            _mean("background"),
-        ),
-        (
-            Axis("identity_variance", "", "lower", "of the embeddings of a video around their mean, 1 - |mean|^2"),
-            lambda at: identity_spread(at.series["embedding"]),
-        ),
-        (
-            Axis("identity_drift_per_minute", "per minute", "near 0", "slope of the cosine with the reference"),
-            lambda at: slope(at.cosines, at.minutes).value,
-        ),
-        (
-            Axis("brightness_drift_per_minute", "levels per minute", "near 0", "slope of shown less input"),
-            _drift(0),
-        ),
-        (Axis("blueness_drift_per_minute", "levels per minute", "near 0", "the same of B - Y"), _drift(1)),
-        (Axis("redness_drift_per_minute", "levels per minute", "near 0", "the same of R - Y"), _drift(2)),
-        (
-            Axis("contrast_drift_per_minute", "levels per minute", "near 0", "the same of brightness's deviation"),
-            _drift(3),
-        ),
-        (Axis("frames_per_second", "frames/s", "higher", "of the generator alone, one face"), _speed),
-        (Axis("chunk_latency_p50", "ms", "lower", "of the generator, a chunk"), _latency(0.5)),
-        (Axis("chunk_latency_p95", "ms", "lower", "of the generator, a chunk"), _latency(0.95)),
-    )
-}  # fmt: skip
+AXES = (
+    Axis(
+        "identity_cosine", "", "higher", lambda at: float(at.cosines.mean()),
+        "cosine of the shown face with the reference, in the judge's space",
+    ),
+    Axis(
+        "identity_retrieval", "", "higher",
+        lambda at: retrieved(at.series["embedding"], at.gallery, at.video.case.who),
+        "share of frames whose nearest reference of all people is theirs",
+    ),
+    Axis(
+        "identity_cosine_made", "", "higher",
+        lambda at: float((at.series["made_embedding"].astype(np.float64) @ at.reference).mean()),
+        "the cosine of the made face, before its colours are matched",
+    ),
+    Axis(
+        "identity_cosine_truth", "", "higher", _with_truth, "cosine of the made face with the true one of the frame"
+    ),
+    Axis("psnr", "dB", "higher", _mean("psnr"), "of the made face within the mask; equal pictures have 100 dB"),
+    Axis("psnr_region", "dB", "higher", _mean("psnr_region"), "of the made face in the whole region"),
+    Axis(
+        "pose_error", "degrees", "lower", _pose,
+        "angle between the turnings of the shown and the true head (without truth: the input's)",
+    ),
+    Axis(
+        "expression_error", "% of the face", "lower", _expression,
+        "rms of the landmarks' movements, shown less true ones",
+    ),
+    Axis(
+        "landmark_jitter_ratio", "x", "lower", _jitter, "rms second difference of landmarks, shown over input"
+    ),
+    Axis("warping_error", "levels", "lower", _mean("warping"), "rms change along the input's optical flow"),
+    Axis(
+        "seam_gradient_ratio", "x", "near 1", _mean("seam"), "gradient across the mask's border, shown over input"
+    ),
+    Axis("ring_colour_error", "levels", "lower", _mean("ring"), "distance of mean colours on the mask's border"),
+    Axis(
+        "frames_swapped", "", "higher", lambda at: len(at.minutes) / at.video.frames,
+        "share of the frames in which a face was found and swapped",
+    ),
+    Axis(
+        "background_exact", "", "higher", _mean("background"),
+        "share of the pixels that the mask does not reach with equal bits",
+    ),
+    Axis(
+        "identity_variance", "", "lower", lambda at: identity_spread(at.series["embedding"]),
+        "of the embeddings of a video around their mean, 1 - |mean|^2",
+    ),
+    Axis(
+        "identity_drift_per_minute", "per minute", "near 0", lambda at: slope(at.cosines, at.minutes).value,
+        "slope of the cosine with the reference",
+    ),
+    Axis("brightness_drift_per_minute", "levels per minute", "near 0", _drift(0), "slope of shown less input"),
+    Axis("blueness_drift_per_minute", "levels per minute", "near 0", _drift(1), "the same of BT.601's Cb"),
+    Axis("redness_drift_per_minute", "levels per minute", "near 0", _drift(2), "the same of BT.601's Cr"),
+    Axis("contrast_drift_per_minute", "levels per minute", "near 0", _drift(3), "the same of brightness's deviation"),
+    Axis("frames_per_second", "frames/s", "higher", _speed, "of the generator alone, one face"),
+    Axis("chunk_latency_p50", "ms", "lower", _latency(0.5), "of the generator, a chunk"),
+    Axis("chunk_latency_p95", "ms", "lower", _latency(0.95), "of the generator, a chunk"),
+)  # fmt: skip
 OF_LANDMARKS = ("pose_error", "expression_error", "landmark_jitter_ratio")
+OF_TRUTH = ("identity_cosine_made", "identity_cosine_truth", "psnr", "psnr_region")
+OF_VIDEO = ("frames_swapped",)  # where faces have to be found
 
 
-def axes_of(landmarks: bool) -> tuple[Axis, ...]:
-    """Those that are measured; without landmarks some are not."""
-    return tuple(axis for axis, _ in AXES.values() if landmarks or axis.name not in OF_LANDMARKS)
+def axes_of(landmarks: bool, truth: bool) -> tuple[Axis, ...]:
+    """Those that are measured: some need landmarks, some the truth."""
+    left = (*(() if landmarks else OF_LANDMARKS), *(OF_VIDEO if truth else OF_TRUTH))
+    return tuple(axis for axis in AXES if axis.name not in left)
 
 
 def value_of(axis: Axis, reading: Reading) -> float:
-    return AXES[axis.name][1](reading)
+    """NaN where no frame of the video has a swapped face, but of `frames_swapped`."""
+    if not len(reading.minutes) and axis.name not in OF_VIDEO:
+        return float("nan")
+    return axis.value(reading)
 
 
 def table_of(axis: Axis, videos: Sequence[Measured], gallery: Gallery, method: int) -> Floats:

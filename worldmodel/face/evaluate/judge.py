@@ -51,6 +51,23 @@ class HeadsJudge:
         return self.embedder.embed(to_crops(regions)).numpy()
 
 
+class PublishedJudge:
+    """The published recogniser of real faces. It is aligned by landmarks."""
+
+    name = "the published recogniser (worldmodel face fetch --what recogniser)"
+
+    def __init__(self) -> None:
+        from worldmodel.face.networks.recogniser import Recogniser
+
+        self.recogniser = Recogniser()
+
+    def embed(self, regions: NDArray[np.uint8], landmarks: NDArray[np.float64] | None) -> Floats:
+        if landmarks is None:
+            raise ValueError("the published recogniser needs landmarks")
+        found = [self.recogniser.embed(region, points) for region, points in zip(regions, landmarks, strict=True)]
+        return np.stack(found)
+
+
 def taught_by(folder: Path, swap: SwapModel) -> str | None:
     """The fingerprint of the recogniser that a swap's loss looked at; "" for none; None where nothing records it.
 

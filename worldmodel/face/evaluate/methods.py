@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from worldmodel.errors import UserError
 from worldmodel.evaluate.compare.arms import Arm, parse_arms
-from worldmodel.face.evaluate.case import Piece
 from worldmodel.face.generator import Generator
 from worldmodel.face.methods import METHODS, find_method
 
@@ -40,13 +38,14 @@ class Method:
         return not self.models
 
     @property
-    def streams(self) -> int:
-        """How many there are of it."""
-        return max(1, len(self.models))
+    def streams(self) -> tuple[Generator[Any] | None, ...]:
+        """What each stream of it runs; None for an end of the scale."""
+        return self.models or (None,)
 
-    def given(self, piece: Piece) -> Tensor:
-        """The faces [K, 3, S, S] of an end of the scale."""
-        return piece.truth if self.name == TRUTH else piece.target.crops[0]
+
+def chunks_of(methods: Sequence[Method]) -> int:
+    """The frames after which the chunks of all methods end together."""
+    return lcm(*(model.chunk for method in methods for model in method.models))
 
 
 def parse_methods(texts: Sequence[str]) -> tuple[Arm, ...]:
@@ -61,8 +60,11 @@ def parse_methods(texts: Sequence[str]) -> tuple[Arm, ...]:
     return arms
 
 
-def open_methods(arms: Sequence[Arm], baselines: Sequence[str], device: str = "cpu") -> tuple[Method, ...]:
-    """Trained ones as given, then baselines, then the ends. A UserError unless all make regions of one size."""
+def open_methods(
+    arms: Sequence[Arm], baselines: Sequence[str], device: str = "cpu", ends: Sequence[str] = ENDS, size: int = 64
+) -> tuple[Method, ...]:
+    """Trained ones as given, then baselines, then the ends of the scale. A UserError unless all make regions of one
+    size, and if nothing swaps. size: of regions where no trained method says one."""
     from worldmodel.face.swap_model import SwapModel
 
     found = [Method(arm, tuple(SwapModel.find(Path(folder), device) for folder in arm.folders)) for arm in arms]
@@ -75,9 +77,11 @@ def open_methods(arms: Sequence[Arm], baselines: Sequence[str], device: str = "c
                     f"{folder} makes regions of {model.size} pixels, {first[0]} of {first[1]}: they cannot be measured "
                     "on the same"
                 )
-    size = None if first is None else first[1]
+    size = size if first is None else first[1]
     for name in baselines:
         if name not in METHODS:
             raise UserError(f"--baselines {name}: there are {', '.join(METHODS)}")
         found.append(Method(Arm(name, ()), (find_method(name, size)[0],)))
-    return (*found, *(Method(Arm(name, ()), ()) for name in ENDS))
+    if not found:
+        raise UserError("evaluate swap: no method and no baseline: nothing swaps")
+    return (*found, *(Method(Arm(name, ()), ()) for name in ends))

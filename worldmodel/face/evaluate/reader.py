@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldmodel.face.alignment import apply
-from worldmodel.face.evaluate.meter import whole
+from worldmodel.face.evaluate.regions import whole
 from worldmodel.face.faces import FOLLOWED
 from worldmodel.face.protocols import LandmarkModel
 from worldmodel.face.region import warp

@@ -124,7 +124,7 @@ def _how(result: Result, gallery: Gallery) -> tuple[str, ...]:
 
 def _curves(result: Result, videos: Sequence[Measured], gallery: Gallery) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "videos": [{"name": v.case.name, "who": v.case.who, "frames": v.case.frames} for v in videos],
+        "videos": [{"name": v.case.name, "who": v.case.who, "frames": v.frames} for v in videos],
         "folders": {method.name: list(method.arm.folders) for method in result.methods if method.trained},
         "values": {},
         "slopes": {},
@@ -135,8 +135,11 @@ def _curves(result: Result, videos: Sequence[Measured], gallery: Gallery) -> dic
         slopes = []
         for video in videos:
             reading = Reading(video, video.series[number][0], gallery)
-            each = slope(reading.cosines, reading.minutes)
-            slopes.append({"value": each.value, "interval": each.interval})
+            if len(reading.minutes):
+                each = slope(reading.cosines, reading.minutes)
+                slopes.append({"value": each.value, "interval": each.interval})
+            else:
+                slopes.append(None)
         found["slopes"][method.name] = slopes
     return found
 

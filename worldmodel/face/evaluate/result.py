@@ -19,7 +19,7 @@ class Result:
 
     methods: tuple[Method, ...]
     axes: tuple[Axis, ...]
-    who: tuple[int, ...]  # of the videos
+    who: tuple[str, ...]  # of the videos
     tables: dict[tuple[str, str], NDArray[np.float64]]  # by names of method and axis
 
     def people(self, method: Method, axis: Axis) -> NDArray[np.float64]:
@@ -57,8 +57,10 @@ class Result:
         return rows.mean(0).tolist() if len(rows) else [float("nan")] * len(self.ranked)
 
 
-def result_of(methods: Sequence[Method], videos: Sequence[Measured], gallery: Gallery, landmarks: bool) -> Result:
-    axes = axes_of(landmarks)
+def result_of(
+    methods: Sequence[Method], videos: Sequence[Measured], gallery: Gallery, landmarks: bool, truth: bool
+) -> Result:
+    axes = axes_of(landmarks, truth)
     tables = {
         (method.name, axis.name): table_of(axis, videos, gallery, number)
         for number, method in enumerate(methods)

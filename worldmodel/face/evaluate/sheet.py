@@ -11,19 +11,18 @@ from worldmodel.evaluate.lettering import INK, SOFT, Canvas, picture
 from worldmodel.evaluate.report import Picture
 from worldmodel.face.evaluate.meter import Measured
 from worldmodel.face.evaluate.methods import Method
-from worldmodel.pixels import to_uint8
 
 
 def sheet_of(video: Measured, methods: Sequence[Method], frames: Sequence[int]) -> Picture:
     """Rows: reference, target, truth, then every method that is no end of the scale (its first seed)."""
-    reference = to_uint8(video.case.reference)
+    reference = video.case.reference
     turns = np.arange(len(frames)) % len(reference)
-    rows = [("reference", SOFT, reference[turns]), ("target", INK, video.shown["input"])]
-    if "truth" in video.shown:
-        rows.append(("truth", INK, video.shown["truth"]))
+    rows = [("reference", SOFT, reference[turns]), ("target", INK, video.pictures["input"])]
+    if "truth" in video.pictures:
+        rows.append(("truth", INK, video.pictures["truth"]))
     ranked = [method for method in methods if not method.end]
-    rows += [(method.name, colour(number), video.shown[method.name]) for number, method in enumerate(ranked)]
-    heads = [f"{frame / video.case.fps:.2f} s" for frame in frames]
+    rows += [(method.name, colour(number), video.pictures[method.name]) for number, method in enumerate(ranked)]
+    heads = [f"{60 * video.minutes[frame]:.2f} s" for frame in frames]
     return picture(video.case.name, _drawn(rows, heads))
 
 

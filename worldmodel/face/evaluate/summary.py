@@ -15,7 +15,7 @@ from worldmodel.face.evaluate.axes import Axis
 Floats = NDArray[np.float64]
 
 
-def by_person(values: Floats, who: Sequence[int]) -> Floats:
+def by_person(values: Floats, who: Sequence[str]) -> Floats:
     """Means over the videos of each person: [k, V] -> [k, P], P as they come first. NaN does not count."""
     people = list(dict.fromkeys(who))
     found = np.full((len(values), len(people)), np.nan)
