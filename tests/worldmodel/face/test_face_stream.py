@@ -25,6 +25,7 @@ from worldmodel.face.occlude import Nothing
 from worldmodel.face.pipeline import Swapper, reference_face
 from worldmodel.face.reading import Container, Images, Picture, open_source, read_image
 from worldmodel.face.sign import check_side_file, side_file
+from worldmodel.face.tools import verify_command
 from worldmodel.face.track import Tracker, Tracking
 
 pytestmark = pytest.mark.needs("h264", "signing")
@@ -68,6 +69,28 @@ def test_a_video_is_swapped_labelled_and_signed(made: SimpleNamespace, capsys: p
     assert facts["consent"]["person"] == "A. Person"
     assert not list(made.folder.glob(".*parts")) and not list(made.folder.glob(".*partial*"))
     assert "30 pictures, 30 with a swapped face" in capsys.readouterr().out
+
+
+def test_the_watermark_is_on_by_default_and_survives_another_encoding(
+    made: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = [paint((RED, 100 + i, 96, 72), height=208, width=320) for i in range(24)]
+    target, out, again = (made.folder / name for name in ("talk.mp4", "out.mp4", "again.mp4"))
+    assert made.run(write(target, pictures), out) == 0
+    with av.open(str(out)) as file, av.open(str(again), "w") as copy:
+        stream = copy.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 320, 208, "yuv420p"
+        stream.options = {"crf": "28", "preset": "veryfast"}
+        for frame in file.decode(video=0):
+            copy.mux(stream.encode(av.VideoFrame.from_ndarray(frame.to_ndarray(format="rgb24"), format="rgb24")))
+        copy.mux(stream.encode())
+    capsys.readouterr()
+    assert verify_command(again) == 0
+    number = check_consent(made.consent, made.reference).reference_sha256[:4]
+    assert f"carries the mark of a swap, number {number}" in capsys.readouterr().out
+    assert made.run(target, made.folder / "plain.mp4", watermark=False) == 0
+    (made.folder / "plain.mp4.provenance.json").unlink()
+    assert verify_command(made.folder / "plain.mp4") == 1
 
 
 def test_pixels_outside_the_mask_are_bit_exact_in_a_lossless_file(made: SimpleNamespace) -> None:
