@@ -8,7 +8,7 @@ import { REAL, address } from "./protocol.js";
 
 const $ = (id) => document.getElementById(id);
 const SOURCES = { camera: "camera of this browser", file: "video file of this browser" };
-const view = { facts: null, source: null, method: null, reference: null, record: null, tracks: new Map(), dropped: 0 };
+const view = { facts: null, source: null, file: null, stats: null, method: null, reference: null, record: null, tracks: new Map(), run: 0 };
 
 const after = new Player($("after"), 25, shown);
 const before = new Player($("before"), 25); // the server's own pictures, which follow those that are shown
@@ -105,6 +105,7 @@ function shown(frame) {
   }
   document.body.style.setProperty("--aspect", (frame.width / frame.height).toFixed(4));
   $("begin").hidden = true;
+  document.body.classList.remove("off");
   setStatus("live", "live");
   numbers.shown(frame, delay, now);
   const seen = view.tracks.get(frame.index);
@@ -153,8 +154,10 @@ function picture(reference) {
 async function begin(source) {
   if (source === "file" && !view.file) return $("file").click();
   stop();
+  const run = view.run;
   view.source = source;
   check($("sources"), ({ dataset }) => dataset.source === source);
+  $("veil").hidden = true;
   $("own").hidden = source === "server";
   $("mirror-setting").hidden = source !== "camera";
   capture.mirror = source === "camera" && $("mirror").checked;
@@ -163,10 +166,11 @@ async function begin(source) {
     if (source === "camera") await capture.camera();
     if (source === "file") await capture.file(view.file);
   } catch (error) {
+    if (run !== view.run) return;
     stop();
     return toast(`No pictures: ${error.message}`);
   }
-  if (view.source !== source) return;
+  if (run !== view.run) return;
   $("before-caption").textContent = source === "server" ? view.facts.source.name : source === "file" ? view.file.name : SOURCES[source];
   connection.tries = 0;
   connection.open();
@@ -178,7 +182,11 @@ function stop() {
   connection.socket = null;
   socket?.close(1000);
   capture.stop();
+  after.restart(); // what waits belongs to a stream that is over
+  before.restart();
   view.source = null;
+  view.run++;
+  document.body.classList.add("off");
   check($("sources"), () => false);
   $("stop").disabled = true;
   $("begin").hidden = false;
