@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -16,9 +17,11 @@ from small_swaps import small_swap
 
 from worldmodel.errors import UserError
 from worldmodel.face.consent import Consent
+from worldmodel.face.generator import FaceControl
 from worldmodel.face.live import marking
 from worldmodel.face.live.command import chosen, swap_demo
 from worldmodel.face.live.feed import MAX_SIDE, smaller
+from worldmodel.face.live.guarded import Guarded
 from worldmodel.face.live.intake import Intake, Shot
 from worldmodel.face.live.marking import Marking, readable
 from worldmodel.face.live.memories import held
@@ -198,11 +201,53 @@ def test_trained_swaps_have_their_folder_s_name_and_say_what_they_hold(
     state = swap.begin(made.stock.faces["ann", 64], 2)
     memory = held(state)
     assert (memory["references"], memory["newest"], memory["places"]) == (1, 0, 3) and memory["bytes"] > 0
-    from worldmodel.face.generator import FaceControl
-
     one = torch.ones(2, 2, 1, 64, 64)
     control = FaceControl(one.expand(2, 2, 3, 64, 64), one, torch.zeros(2, 2, 68, 2), torch.ones(2, 2).bool())
     assert held(swap.generate(control, state)[1]) == memory | {"newest": 2}
+
+
+def test_what_is_not_finite_is_not_shown_and_the_row_begins_anew() -> None:
+    @dataclass(frozen=True)
+    class Counts:
+        made: torch.Tensor  # [B] pictures since the beginning
+
+        def reset(self, rows: torch.Tensor) -> "Counts":
+            return Counts(self.made.masked_fill(rows, 0))
+
+    class Spoilt:
+        size, chunk = 2, 3
+        spoilt: list[int] = []  # noqa: RUF012
+
+        def begin(self, reference, rows):
+            return Counts(torch.zeros(rows))
+
+        def generate(self, control, state):
+            made = state.made[:, None] + torch.arange(1, 4)
+            faces = made[:, :, None, None, None].expand(-1, -1, 3, 2, 2).clone()
+            faces[self.spoilt, 1] = torch.nan
+            return faces, Counts(made[:, -1])
+
+    one = torch.ones(2, 3, 1, 2, 2)
+    control = FaceControl(-one.expand(2, 3, 3, 2, 2), one, torch.zeros(2, 3, 68, 2), torch.ones(2, 3).bool())
+    spoilt = Spoilt()
+    guarded = Guarded(spoilt)
+    state, shown = guarded.begin(torch.zeros(3, 2, 2), 2), []
+    for rows in ([], [0], [0], [], [1], [0]):
+        spoilt.spoilt = rows
+        if len(shown) == 5:
+            state = state.reset(torch.tensor((True, False)))
+        faces, state = guarded.generate(control, state)
+        assert (faces == faces[:, :, :1, :1, :1]).all()
+        shown.append(faces[:, :, 0, 0, 0].tolist())
+    assert shown == [
+        [[1, 2, 3], [1, 2, 3]],
+        [[3, 3, 3], [4, 5, 6]],  # the last good face, while the other row goes on
+        [[3, 3, 3], [7, 8, 9]],
+        [[1, 2, 3], [10, 11, 12]],  # from the beginning
+        [[4, 5, 6], [12, 12, 12]],
+        [[-1, -1, -1], [1, 2, 3]],  # another face has taken the row: nothing of the one before, but the target
+    ]
+    assert state.held == 4
 
 
 def test_numbers_are_rates_and_percentiles() -> None:

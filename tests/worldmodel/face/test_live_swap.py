@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from live_client import HEIGHT, WIDTH, Client, live, middle, people, target
 from painted import write
+from small_swaps import small_swap
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -132,6 +133,20 @@ def test_methods_and_references_change_in_the_stream(folder: Path) -> None:
         assert client.picture()[0].stream == 3  # all of it goes on
 
 
+def test_a_trained_swap_makes_chunks_and_says_what_it_remembers(folder: Path, tmp_path: Path) -> None:
+    small_swap(size=64).save(tmp_path / "mine")
+    with background(live(folder, methods=(str(tmp_path / "mine"),))) as address, Client(address) as client:
+        for _ in range(3):
+            sent = [client.send(target()) for _ in range(2)]
+            seen = [client.picture()[0] for _ in range(2)]
+            assert [(header.input, header.place, header.size) for header in seen] == [
+                (sent[0], 0, 2), (sent[1], 1, 2),
+            ]  # fmt: skip
+        stats = client.message("stats", lambda said: said["pictures"] == 6)
+        assert stats["memory"]["references"] == 1 and stats["memory"]["newest"] == stats["memory"]["places"] == 3
+        assert stats["held"] == 0
+
+
 HELLO = json.dumps({"type": "hello", "version": 2, "source": "client"})
 
 
@@ -215,7 +230,7 @@ def test_a_slow_client_does_not_slow_the_stream(folder: Path) -> None:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         port = int(address.rstrip("/").rpartition(":")[2])
         lazy.connect(("127.0.0.1", port))
-        with connect(f"ws://127.0.0.1:{port}/ws", sock=lazy, compression=None, max_queue=1) as slow:
+        with connect(f"ws://127.0.0.1:{port}/ws", sock=lazy, compression=None, max_queue=1, close_timeout=0.1) as slow:
             slow.send(HELLO.replace("}", ', "quality": 100}'))
             until(lambda: made._streams, "the stream has begun")
             (stream,) = made._streams

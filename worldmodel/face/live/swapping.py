@@ -24,6 +24,7 @@ from worldmodel.face.faces import Networks
 from worldmodel.face.generator import Generator
 from worldmodel.face.label import TEXT
 from worldmodel.face.live.feed import Feed, Opens
+from worldmodel.face.live.guarded import Guarded, Kept
 from worldmodel.face.live.intake import Intake, Shot
 from worldmodel.face.live.marking import Marking
 from worldmodel.face.live.memories import held
@@ -118,10 +119,10 @@ class Stream:
         self._lock = threading.Lock()
         self._feed: Feed | None = None
         self._ticks = -1
-        self._index = self._streams = self._lost = 0
+        self._index = self._streams = self._lost = self._held = 0
         self._size: tuple[int, int] | None = None
         self._marking: Marking | None = None
-        self._state: Swapping[Any] | None = None
+        self._state: Swapping[Kept] | None = None
         self._consent, self._looked = stock.consent(choice.reference), time.monotonic()
         self._memory: dict[str, Any] = {}
         self._take(choice)
@@ -171,7 +172,7 @@ class Stream:
         report = self.numbers.report(time.perf_counter())
         return write(
             "stats", **report, received=self._intake.received, dropped=self._intake.dropped + self._lost,
-            not_sent=self._outbox.drops, memory=self._memory,
+            not_sent=self._outbox.drops, held=self._held, memory=self._memory,
         )  # fmt: skip
 
     # -- in the thread -------------------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class Stream:
         generator = self._generator
         face = self._stock.faces[choice.reference, generator.size]
         occlusion = SkinColour() if self._settings.occlusion else Nothing()
-        self._swapper = Swapper(self._tracker, generator, face, occlusion)
+        self._swapper = Swapper(self._tracker, Guarded(generator), face, occlusion)
         self._swapper.times = self._times
         before = self._state
         self._state = self._swapper.begin()
@@ -270,7 +271,7 @@ class Stream:
             for picture in upright:
                 marking.draw(picture.pixels)
         after = self._encoded(upright)
-        self._memory = held(self._state.generated)
+        self._memory, self._held = held(self._state.generated.inner), self._state.generated.held
         now = time.perf_counter()
         self._send(shots, size, before, after, now)
         stages = {name: seconds - spent.get(name, 0.0) for name, seconds in self._times.seconds.items()}

@@ -41,6 +41,7 @@ export class Numbers {
       ["shown", rate(this.rate)],
       ["dropped", `${stats.dropped} · ${stats.not_sent} · ${here}`, "before the swap · on the way to this page · by this page", lost > 0],
       ["pictures", stats.pictures.toLocaleString("en")],
+      ...(stats.held ? [["not finite", `${stats.held} held`, "chunks that the generator spoilt: the last good face was shown again", true]] : []),
       ["faces", `${this.tracks.map(said).join(", ") || "none"} of ${faces}`],
     ]);
     list(this.latency, [
