@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 from live_client import HEIGHT, WIDTH, Client, live, middle, people, target
-from painted import write
+from painted import Detector, write
 from small_swaps import small_swap
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -111,17 +111,19 @@ def test_a_client_s_pictures_come_back_swapped_labelled_and_marked(folder: Path)
 
 def test_methods_and_references_change_in_the_stream(folder: Path) -> None:
     with background(live(folder)) as address, Client(address) as client:
-        ann = target()
+        ann, Detector.calls = target(), 0
         for _ in range(6):
             client.send(target())
             _, ann = client.picture()
+        looked = Detector.calls
         client.say("change", reference="bob")
         state = client.message("state", lambda said: said["reference"] == "bob")
         assert check_signed(state["record"], "")["consent"]["person"] == "bob Person"
         client.send(target())
         header, bob = client.picture()
         assert header.stream == state["stream"] == 2
-        assert middle(ann)[2] > middle(bob)[2] + 80  # at once, without fading in: the face was followed all along
+        assert middle(ann)[2] > middle(bob)[2] + 80
+        assert Detector.calls == looked == 1  # the face was followed all along
         client.say("change", method="poisson")
         state = client.message("state", lambda said: said["method"] == "poisson")
         assert state["reference"] == "bob" and check_signed(state["record"], "")["method"] == "poisson"
