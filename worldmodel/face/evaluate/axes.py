@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from worldmodel.face.evaluate.head_pose import expression_errors, jitter, pose_errors
 from worldmodel.face.evaluate.meter import Measured, Series
-from worldmodel.face.evaluate.slope import slope
+from worldmodel.face.evaluate.slope import Slope, slope
 
 Floats = NDArray[np.float64]
 Better = Literal["higher", "lower", "near 1", "near 0"]
+COLOURS = ("brightness", "blueness", "redness", "contrast")  # of `colour_shifts`
+IDENTITY_DRIFT = "identity_drift_per_minute"
 CHUNKS_BEFORE = 1  # of each video, whose times do not count
 
 
@@ -100,8 +102,15 @@ def _known(values: NDArray[np.floating]) -> float:
         return float(np.nanmean(values)) if len(values) else float("nan")
 
 
-def _drift(column: int) -> Callable[[Reading], float]:
-    return lambda at: slope(at.series["colour"][:, column], at.minutes).value
+def drifts(at: Reading) -> dict[str, Slope]:
+    """The slopes of one stream of one video, with their intervals, by the names of their axes."""
+    colours = at.series["colour"].T
+    found = {f"{name}_drift_per_minute": slope(each, at.minutes) for name, each in zip(COLOURS, colours, strict=True)}
+    return {IDENTITY_DRIFT: slope(at.cosines, at.minutes)} | found
+
+
+def _drift(name: str) -> Callable[[Reading], float]:
+    return lambda at: drifts(at)[name].value
 
 
 def _speed(at: Reading) -> float:
@@ -181,13 +190,17 @@ AXES = (
         "of the embeddings of a video around their mean, 1 - |mean|^2",
     ),
     Axis(
-        "identity_drift_per_minute", "per minute", "near 0", lambda at: slope(at.cosines, at.minutes).value,
-        "slope of the cosine with the reference",
+        IDENTITY_DRIFT, "per minute", "near 0", _drift(IDENTITY_DRIFT), "slope of the cosine with the reference"
     ),
-    Axis("brightness_drift_per_minute", "levels per minute", "near 0", _drift(0), "slope of shown less input"),
-    Axis("blueness_drift_per_minute", "levels per minute", "near 0", _drift(1), "the same of BT.601's Cb"),
-    Axis("redness_drift_per_minute", "levels per minute", "near 0", _drift(2), "the same of BT.601's Cr"),
-    Axis("contrast_drift_per_minute", "levels per minute", "near 0", _drift(3), "the same of brightness's deviation"),
+    *(
+        Axis(f"{name}_drift_per_minute", "levels per minute", "near 0", _drift(f"{name}_drift_per_minute"), text)
+        for name, text in zip(
+            COLOURS,
+            ("slope of shown less input", "the same of BT.601's Cb", "the same of BT.601's Cr",
+             "the same of brightness's deviation"),
+            strict=True,
+        )
+    ),
     Axis("frames_per_second", "frames/s", "higher", _speed, "of the generator alone, one face"),
     Axis("chunk_latency_p50", "ms", "lower", _latency(0.5), "of the generator, a chunk"),
     Axis("chunk_latency_p95", "ms", "lower", _latency(0.95), "of the generator, a chunk"),

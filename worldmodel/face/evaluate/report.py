@@ -14,11 +14,10 @@ from worldmodel.calibration import Calibration
 from worldmodel.evaluate.compare.show import both, cell, metrics_of
 from worldmodel.evaluate.report import Metric, Picture, Report, Table, rounded
 from worldmodel.evaluate.timing import CALIBRATED, calibration_metrics
-from worldmodel.face.evaluate.axes import Axis, Gallery, Reading
+from worldmodel.face.evaluate.axes import Axis, Gallery
 from worldmodel.face.evaluate.meter import Measured
 from worldmodel.face.evaluate.methods import ALONE, Method
 from worldmodel.face.evaluate.result import Result
-from worldmodel.face.evaluate.slope import slope
 
 HEADLINE = ("identity_cosine", "identity_retrieval", "psnr", "landmark_jitter_ratio", "identity_drift_per_minute")
 
@@ -58,9 +57,15 @@ def prefix(method: Method) -> str:
 
 def _metrics(result: Result, method: Method, axis: Axis) -> dict[str, Metric]:
     found, apart = result.found(method, axis), result.apart(method, axis)
-    metrics = {} if found is None else metrics_of(f"{prefix(method)}{axis.name}", found, axis.unit)
+    name, within = f"{prefix(method)}{axis.name}", result.within(method, axis)
+    if found is None:
+        metrics = {}
+    elif found.intervals or within is None:
+        metrics = metrics_of(name, found, axis.unit)
+    else:
+        metrics = {name: Metric(found.value, axis.unit, 1, within)}
     if apart is not None:
-        metrics |= metrics_of(f"{prefix(method)}{axis.name}_difference", apart, axis.unit)
+        metrics |= metrics_of(f"{name}_difference", apart, axis.unit)
     return metrics
 
 
@@ -116,7 +121,7 @@ def _how(result: Result, gallery: Gallery) -> tuple[str, ...]:
         f"matched on the mask's border and pasted as in the stream. People: {len(set(result.who))} new ones; videos of "
         f"one person are averaged first, so that people are the units. Retrieval: among {len(gallery.who)} references.",
         "Slopes per minute are least squares through the means of up to 20 equal stretches of a video. Intervals over "
-        "people: percentile bootstrap of the mean; with one person, the interval of the slope within the video.",
+        "people: percentile bootstrap of the mean. A slope of one seed in one video has that within the video.",
         "Frames per second and latencies are of the generator alone (crops in, faces out), without the first chunk of "
         "each video; tracking, cropping and pasting are not in them.",
     )
@@ -129,18 +134,13 @@ def _curves(result: Result, videos: Sequence[Measured], gallery: Gallery) -> dic
         "values": {},
         "slopes": {},
     }
-    for number, method in enumerate(result.methods):
+    for method in result.methods:
         tables = {axis.name: result.tables[method.name, axis.name] for axis in result.axes}
         found["values"][method.name] = {name: _json(values) for name, values in tables.items()}
-        slopes = []
-        for video in videos:
-            reading = Reading(video, video.series[number][0], gallery)
-            if len(reading.minutes):
-                each = slope(reading.cosines, reading.minutes)
-                slopes.append({"value": each.value, "interval": each.interval})
-            else:
-                slopes.append(None)
-        found["slopes"][method.name] = slopes
+        found["slopes"][method.name] = [
+            {name: {"value": each.value, "interval": each.interval} for name, each in some.items()}
+            for some in result.slopes[method.name]
+        ]
     return found
 
 

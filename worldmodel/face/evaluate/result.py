@@ -1,26 +1,34 @@
 """What was measured, summed up: a number per method and axis with its intervals. Letters: k seeds, P people."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worldmodel.evaluate.compare.statistics import Estimate
-from worldmodel.face.evaluate.axes import Axis, Gallery, axes_of, table_of
+from worldmodel.face.evaluate.axes import Axis, Gallery, Reading, axes_of, drifts, table_of
 from worldmodel.face.evaluate.meter import Measured
 from worldmodel.face.evaluate.methods import Method
+from worldmodel.face.evaluate.slope import Slope
 from worldmodel.face.evaluate.summary import by_person, difference, estimate, ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """tables: [k, V] of every method and axis. One method is the base of differences: the first trained one."""
+    """tables: [k, V] of every method and axis. slopes: the drifts of every method's first stream, video by video. One
+    method is the base of differences: the first trained one."""
 
     methods: tuple[Method, ...]
     axes: tuple[Axis, ...]
     who: tuple[str, ...]  # of the videos
     tables: dict[tuple[str, str], NDArray[np.float64]]  # by names of method and axis
+    slopes: dict[str, tuple[dict[str, Slope], ...]] = field(default_factory=dict)
+
+    def within(self, method: Method, axis: Axis) -> tuple[float, float] | None:
+        """The interval of a drift of a method's first stream within the video, if there is one video only."""
+        found = self.slopes.get(method.name, ())
+        return found[0][axis.name].interval if len(found) == 1 and axis.name in found[0] else None
 
     def people(self, method: Method, axis: Axis) -> NDArray[np.float64]:
         """[k, P]"""
@@ -66,4 +74,10 @@ def result_of(
         for number, method in enumerate(methods)
         for axis in axes
     }
-    return Result(tuple(methods), axes, tuple(video.case.who for video in videos), tables)
+    slopes = {
+        method.name: tuple(
+            drifts(Reading(video, video.series[number][0], gallery)) if len(video.minutes) else {} for video in videos
+        )
+        for number, method in enumerate(methods)
+    }
+    return Result(tuple(methods), axes, tuple(video.case.who for video in videos), tables, slopes)
