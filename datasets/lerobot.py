@@ -131,7 +131,7 @@ class LeRobotRecordings:
     def state_names(self) -> tuple[str, ...]:
         """Of the dimensions of `observation.state`; empty where there is none."""
         feature = self.info["features"].get(STATE)
-        return () if feature is None else _names(feature)
+        return () if feature is None else _names(feature, "state")
 
     def states(self, episode: int) -> NDArray[np.float64]:
         """`observation.state` of every frame, [N, S]."""
@@ -383,16 +383,19 @@ def _read_episodes(folder: Path) -> dict[int, dict[str, Any]]:
     return dict(sorted(rows.items()))
 
 
-def _names(feature: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the dimensions of an action; `names: null`, or a wrong number of names, gives numbers."""
-    dim = int(np.prod(feature["shape"]))
+def names_given(feature: dict[str, Any]) -> Any:
+    """What a feature says its dimensions are called: names in a list if it is well made, None for `names: null`."""
     names = feature.get("names")
     while isinstance(names, dict) and len(names) == 1:  # {"motors": [...]}
         names = next(iter(names.values()))
-    if isinstance(names, dict):
-        names = list(names)
+    return list(names) if isinstance(names, dict) else names
+
+
+def _names(feature: dict[str, Any], what: str = "action") -> tuple[str, ...]:
+    """Names of the dimensions of an action; `names: null`, or a wrong number of names, gives numbers."""
+    dim, names = int(np.prod(feature["shape"])), names_given(feature)
     fits = isinstance(names, list) and len(names) == dim and all(isinstance(name, str) for name in names)
-    return tuple(names) if fits and isinstance(names, list) else numbered(dim)
+    return tuple(names) if fits else numbered(dim, what)
 
 
 def _size(feature: dict[str, Any]) -> tuple[int, int]:

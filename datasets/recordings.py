@@ -172,9 +172,9 @@ def parse_fps(text: str | None) -> Fraction | None:
     return fps
 
 
-def numbered(dim: int) -> tuple[str, ...]:
-    """Names for actions that have none."""
-    return tuple(f"action_{i}" for i in range(dim))
+def numbered(dim: int, what: str = "action") -> tuple[str, ...]:
+    """Names for actions, or what else has dimensions, that have none."""
+    return tuple(f"{what}_{i}" for i in range(dim))
 
 
 def check_actions(

@@ -340,6 +340,11 @@ def _chunks(
         for folder, each in zip(folders, trials, strict=True)
         if each.policy != own
     ]
+    wrong += [
+        f"{folder}: {each}"
+        for folder, found in zip(folders, trials, strict=True)
+        for each in found.differences(policy.interface)
+    ]
     wrong += ["demonstrations.shift must be nominal: each sample brings its own"] * (
         parse_shift(demonstrations.shift).name != "nominal"
     )

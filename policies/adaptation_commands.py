@@ -12,7 +12,7 @@ from worldmodel.evaluate.report import Metric, Report, Table
 from worldmodel.folders import check_outputs
 from worldmodel.options import check_range, check_seeds
 from worldmodel.policies.adaptation import Adaptation
-from worldmodel.policies.episodes import Case, Robots, Row, Settings, evaluate, open_for
+from worldmodel.policies.episodes import UNSEEN, Case, Robots, Row, Settings, evaluate, open_for
 from worldmodel.policies.policy import Policy
 from worldmodel.policies.recovery import adapt, recovery
 from worldmodel.policies.shifts import OFFSETS
@@ -85,7 +85,7 @@ def recovery_command(
     json: Path | None = None,
     parallel: int = 1,
     together: bool = False,
-    episode_seed: int = 0,
+    episode_seed: int = UNSEEN,
     seed: int = 0,
     threads: int = 1,
 ) -> int:
@@ -100,7 +100,8 @@ def recovery_command(
     (`data.offset`) shows what there is to gain without any context.
     """
     command = as_typed(recovery_command, locals()).replace("recovery_command", "recovery")
-    check_range(1, shifts=shifts, episodes=episodes, trials=trials)
+    check_range(1, shifts=shifts, episodes=episodes)
+    check_range(1, 1000, trials=trials)
     check_seeds(seed=seed, episode_seed=episode_seed)
     check_outputs(out, file=json)
     prepare("cpu", threads)

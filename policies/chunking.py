@@ -19,7 +19,7 @@ from worldmodel.evaluate.report import Metric, Report, Table
 from worldmodel.evaluate.statistics import mean_interval
 from worldmodel.folders import check_outputs
 from worldmodel.options import check_range, check_seeds
-from worldmodel.policies.episodes import Robots, Row, Settings, cases, evaluate, open_for
+from worldmodel.policies.episodes import UNSEEN, Robots, Row, Settings, cases, evaluate, open_for
 from worldmodel.policies.planning import Chunking
 from worldmodel.policies.policy import find_policy
 from worldmodel.policies.success import Paired, wilson
@@ -54,7 +54,7 @@ def chunking(
     parallel: int = 1,
     together: bool = False,
     seed: int = 0,
-    episode_seed: int = 0,
+    episode_seed: int = UNSEEN,
     threads: int = 1,
 ) -> int:
     """Success and jerk at the borders of chunks for every delay of a policy and every way to join its chunks.

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worldmodel.datasets.lerobot import STATE, LeRobotRecordings
+from worldmodel.datasets.lerobot import STATE, LeRobotRecordings, names_given
 from worldmodel.policies.observation import CONSTANT
 from worldmodel.serial import read_json
 
@@ -25,6 +25,7 @@ def problems_of(data: LeRobotRecordings, constant: tuple[str, ...]) -> list[str]
     if not data.state_names:
         found.append(f"no {STATE}")
     found += [f"episode {e} has {n} frames, it takes two to move" for e, n in data.episodes.items() if n < 2]
+    found += [problem for key in ("action", STATE) for problem in _of_names(data, key)]
     found += _of_statistics(data, constant)
     return [f"{data.path}: {problem}" for problem in found]
 
@@ -47,6 +48,19 @@ def check_together(datasets: list[LeRobotRecordings]) -> list[str]:
 
 def _cameras(data: LeRobotRecordings) -> list[str]:
     return [f"{name} {width} x {height}" for name, (height, width) in data.cameras.items()]
+
+
+def _of_names(data: LeRobotRecordings, key: str) -> list[str]:
+    """Names that leave open which dimension they mean; with `names: null` dimensions have numbers."""
+    feature = data.info["features"].get(key)
+    names = None if feature is None else names_given(feature)
+    if feature is None or names is None:
+        return []
+    dim = int(np.prod(feature["shape"]))
+    if not isinstance(names, list) or len(names) != dim or not all(isinstance(name, str) for name in names):
+        return [f"meta/info.json: '{key}' has {dim} dimensions, its names are {names!s:.80}"]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return [f"meta/info.json: '{key}' names several dimensions {', '.join(twice)}"] if twice else []
 
 
 def _of_statistics(data: LeRobotRecordings, constant: tuple[str, ...]) -> list[str]:

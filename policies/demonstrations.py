@@ -199,7 +199,7 @@ def _read(path: tuple[Path, ...], validation: float, shift: str, constant: tuple
     problems += [problem for each in opened for problem in problems_of(each, constant)]
     problems += check_together(opened)
     if problems:
-        raise UserError(f"demonstrations: {len(problems)} problems: " + "; ".join(problems))
+        raise UserError(f"demonstrations: {len(problems)} problem{'s' * (len(problems) > 1)}: " + "; ".join(problems))
     training: list[Episode] = []
     held_out: list[Episode] = []
     parts: dict[str, list[int]] = {}
@@ -231,7 +231,9 @@ def _failed(data: LeRobotRecordings) -> set[int]:
     if not path.is_file() and data.info["features"].get("success", {}).get("dtype") == "bool":
         return {e for e in data.episodes if not data.column(e, "success").any()}
     record: Any = read_json(path) if path.is_file() else {}
-    found = record.get("episodes", []) if isinstance(record, dict) else []
+    found = record.get("episodes", []) if isinstance(record, dict) else None
+    if not isinstance(found, list):
+        raise UserError(f"{path}: 'episodes' must be a list")
     return {e for e, known in enumerate(found) if isinstance(known, dict) and known.get("success") is False}
 
 

@@ -27,6 +27,7 @@ from worldmodel.policies.robot import ACTIONS, HandRobot
 from worldmodel.policies.shifts import parse_shift
 from worldmodel.policies.steps import StepLog, Steps
 
+UNSEEN = 1_000_000  # the first seed of evaluations: recordings and trials begin far below
 SEEDS = 2**31  # of a simulator
 
 
@@ -89,11 +90,16 @@ class Settings:
 
 def cases(tasks: Sequence[str], shifts: Sequence[str], episodes: int, first_seed: int) -> tuple[Case, ...]:
     """`episodes` seeds of every task and shift, the same seeds for all; UserErrors for none of them, or bad shifts."""
-    if not tasks or not shifts or not 1 <= episodes <= 1_000_000:
-        raise UserError(f"an evaluation needs tasks, shifts and 1 to 1,000,000 episodes, not {episodes}")
+    if not 1 <= episodes <= 1_000_000:
+        raise UserError(f"an evaluation needs 1 to 1,000,000 episodes, not {episodes}")
     if not 0 <= first_seed <= SEEDS - episodes:
         raise UserError(f"seeds from {first_seed} on must be in [0, 2**31)")
     names = [parse_shift(shift).name for shift in shifts]
+    for what, named in (("task", tasks), ("shift", names)):
+        if not named:
+            raise UserError(f"an evaluation needs a {what} or more")
+        if twice := sorted({name for name in named if list(named).count(name) > 1}):
+            raise UserError(f"an evaluation counts every {what} once, {', '.join(twice)} is named twice")
     return tuple(Case(task, first_seed + n, shift) for n in range(episodes) for task in tasks for shift in names)
 
 

@@ -19,7 +19,7 @@ from worldmodel.evaluate.statistics import mean_interval
 from worldmodel.folders import check_outputs
 from worldmodel.options import check_range, check_seeds
 from worldmodel.pixels import check_video, enlarge, write_video
-from worldmodel.policies.episodes import Case, Evaluated, Robots, Row, Settings, cases, evaluate, open_for
+from worldmodel.policies.episodes import UNSEEN, Case, Evaluated, Robots, Row, Settings, cases, evaluate, open_for
 from worldmodel.policies.observation import Interface
 from worldmodel.policies.planning import Chunking
 from worldmodel.policies.policy import AnyPolicy, find_policy
@@ -52,7 +52,7 @@ def policy(
     alpha: float = 0.05,
     stop_early: bool = False,
     seed: int = 0,
-    episode_seed: int = 0,
+    episode_seed: int = UNSEEN,
     device: str = "cpu",
     threads: int = 1,
 ) -> int:
@@ -60,15 +60,15 @@ def policy(
 
     Example: worldmodel evaluate policy runs/policies/reach --tasks reach --episodes 50 --video wall.mp4
 
-    CHECKPOINT and --against are folders of policies, ours or lerobot's (pretrained_model, or the run that it is in).
-    Every task and shift is run with --episodes seeds from --episode-seed on, for at most --horizon control steps each;
-    the rows are the same for any number of --parallel robots (--together infers them in one batch, which is faster and
-    the same to rounding only). --shifts: such as nominal, actuation-bias:0.04,0,0, encoder-offset:0,0.03,0, gain:1.2,
-    camera-pose:0.05,0,0 or latency:3. --delay: control steps that making a chunk takes; --chunking says how chunks then
-    join. --stop-early ends a comparison as soon as its evidence is enough at level --alpha, however often it looks.
-    --video writes a wall of the first episodes. --save stores all episodes as a LeRobotDataset v3, with reward,
-    success, shift and the policy's fingerprint in every row; if it is broken off, the same command goes on with the
-    episodes that are missing.
+    CHECKPOINT and --against are folders of policies, ours or lerobot's (pretrained_model, or the run that it is
+    in). Every task and shift is run with --episodes seeds from --episode-seed on (1,000,000: no recording begins
+    there), for at most --horizon control steps each; the rows are the same for any number of --parallel robots
+    (--together infers them in one batch, which is faster and the same to rounding only). --shifts: such as nominal,
+    actuation-bias:0.04,0,0, encoder-offset:0,0.03,0, gain:1.2, camera-pose:0.05,0,0 or latency:3. --delay: control
+    steps that making a chunk takes; --chunking says how chunks then join. --stop-early ends a comparison as soon as
+    its evidence is enough at level --alpha, however often it looks. --video writes a wall of the first episodes.
+    --save stores all episodes as a LeRobotDataset v3, with reward, success, shift and the policy's fingerprint in
+    every row; if it is broken off, the same command goes on with the episodes that are missing.
     """
     command = as_typed(policy, locals())
     check_range(1, episodes=episodes)

@@ -71,7 +71,8 @@ class LeRobotFolder:
         wrong += _wrong_statistics(path, pre, "normalizer", inputs, config)
         wrong += _wrong_statistics(path, post, "unnormalizer", outputs, config)
         if wrong:
-            raise UserError(f"{path}: {len(wrong)} problems with this policy of lerobot: {'; '.join(wrong)}")
+            count = f"{len(wrong)} problem{'s' * (len(wrong) > 1)}"
+            raise UserError(f"{path}: {count} with this policy of lerobot: {'; '.join(wrong)}")
         return cls(path, config, inputs, outputs[ACTION].shape[0], renamed, tuple(map(_name, pre)))
 
     @property

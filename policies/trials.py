@@ -4,6 +4,8 @@ trials.json            format version, the policy's fingerprint, and of each tri
 trials.safetensors     image, state and action of all trials, one after another
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,9 +18,10 @@ from worldmodel.errors import UserError
 from worldmodel.fingerprint import fingerprint
 from worldmodel.folders import check_creatable, replaced
 from worldmodel.policies.episodes import Case, Robots, Settings, Trial, run_cases
+from worldmodel.policies.observation import Interface
 from worldmodel.policies.policy import Policy
 from worldmodel.policies.shifts import draw_offset, parse_shift
-from worldmodel.serial import check_format, from_json, read_json, write_json
+from worldmodel.serial import check_format, from_json, read_json, to_json, write_json
 from worldmodel.weights import read_tensors, write_tensors
 
 FORMAT = 1
@@ -50,6 +53,24 @@ class Trials:
         """These and more of the same policy and settings."""
         return replace(self, known=self.known + more.known, made=self.made + more.made)
 
+    def differences(self, interface: Interface) -> list[str]:
+        """Why these are no trials of a policy with that interface; nothing if they may be."""
+        found = []
+        for name, kind, wanted in (
+            ("image", np.uint8, (len(interface.cameras), 3, *interface.size)),
+            ("state", np.float32, (len(interface.state.names),)),
+            ("action", np.float32, (len(interface.action.names),)),
+        ):
+            part = getattr(self.made[0], name)
+            if part.dtype != kind or part.shape[1:] != wanted:
+                found.append(
+                    f"'{name}' must be {np.dtype(kind).name} of {list(wanted)} at every moment, it is "
+                    f"{part.dtype.name} of {list(part.shape[1:])}"
+                )
+            elif not all(np.isfinite(getattr(trial, name)).all() for trial in self.made):
+                found.append(f"'{name}' has numbers that are not finite")
+        return found
+
     def save(self, folder: Path) -> None:
         """Write the folder; older trials in it are replaced. A full disk is a UserError."""
         parts = {name: np.concatenate([getattr(trial, name) for trial in self.made]) for name in Trial.__slots__}
@@ -67,12 +88,16 @@ class Trials:
         if not isinstance(data["trials"], list) or not data["trials"]:
             raise UserError(f"{path}: 'trials' must be a list that is not empty")
         known = tuple(from_json(each, Known, f"{path}: trials[{i}]") for i, each in enumerate(data["trials"]))
-        for each in known:
-            parse_shift(each.shift)
+        for i, each in enumerate(known):
+            try:
+                parse_shift(each.shift)
+            except UserError as error:
+                raise UserError(f"{path}: trials[{i}]: {error}") from error
         tensors = read_tensors(folder / FILES[1])
         total = sum(each.moments for each in known)
         for name in Trial.__slots__:
-            if name not in tensors or len(tensors[name]) != total or min(each.moments for each in known) < 1:
+            rows = tensors[name].shape[:1] if name in tensors else ()
+            if rows != (total,) or min(each.moments for each in known) < 1:
                 raise UserError(f"{folder / FILES[1]}: '{name}' must have {total} rows, as {path} says")
         parts = {name: tensors[name].numpy() for name in Trial.__slots__}
         ends = np.cumsum([each.moments for each in known])
@@ -84,7 +109,10 @@ class Trials:
 def shifted_cases(
     task: str, kinds: Sequence[str], least: float, most: float, count: int, first_seed: int
 ) -> tuple[Case, ...]:
-    """`count` cases of a task, each under an offset of its own (`draw_offset`), the kinds in turn."""
+    """`count` cases of a task, each under an offset of its own (`draw_offset`), the kinds in turn; UserErrors if there
+    are none, or unknown ones."""
+    if not kinds:
+        raise UserError("trials need a kind of shift or more")
     return tuple(
         Case(task, first_seed + n, draw_offset(kinds[n % len(kinds)], least, most, first_seed + n).name)
         for n in range(count)
@@ -107,7 +135,7 @@ def record_trials(
         known.append(Known(row.task, row.seed, row.shift, row.success, len(trial.state)))
         made.append(trial)
         told(len(made))
-    return Trials(fingerprint(policy.model), tuple(known), tuple(made), _in_words(settings))
+    return Trials(fingerprint(policy.model), tuple(known), tuple(made), _in_words(policy, settings))
 
 
 def before(folder: Path, policy: Policy, todo: Sequence[Case], settings: Settings) -> Trials | None:
@@ -121,7 +149,7 @@ def before(folder: Path, policy: Policy, todo: Sequence[Case], settings: Setting
     if not (folder / FILES[0]).is_file():
         raise UserError(f"{folder} exists already and holds no trials: give a new folder")
     found = Trials.load(folder)
-    if (found.policy, found.settings) != (fingerprint(policy.model), _in_words(settings)):
+    if (found.policy, found.settings) != (fingerprint(policy.model), _in_words(policy, settings)):
         raise UserError(f"{folder} holds trials of another policy, or made otherwise: give a new folder")
     if [(each.task, each.seed, each.shift) for each in found.known] != [
         (case.task, case.seed, case.shift) for case in todo[: len(found.known)]
@@ -130,5 +158,8 @@ def before(folder: Path, policy: Policy, todo: Sequence[Case], settings: Setting
     return found
 
 
-def _in_words(settings: Settings) -> str:
-    return f"horizon {settings.horizon}, seed {settings.seed}"
+def _in_words(policy: Policy, settings: Settings) -> str:
+    """What trials depend on beside the policy's weights and the case."""
+    interface = hashlib.sha256(json.dumps(to_json(policy.interface), sort_keys=True).encode()).hexdigest()[:16]
+    acting = json.dumps(to_json(policy.acting), sort_keys=True)
+    return f"horizon {settings.horizon}, seed {settings.seed}, acting {acting}, interface {interface}"

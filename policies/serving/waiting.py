@@ -129,7 +129,7 @@ class Line:
                 self.answered += not isinstance(waiting.request, Trial)
                 waiting.answer.set_result(Answer(numbers, began - waiting.since, took, len(batch)))
             else:
-                waiting.answer.set_exception(UserError("the policy has made numbers that are not finite"))
+                waiting.answer.set_exception(UserError("the policy has made numbers that are not finite of this"))
 
     def _made(self, batch: list[Request | Trial]) -> list[NDArray[np.float32]]:
         trials = [each for each in batch if isinstance(each, Trial)]

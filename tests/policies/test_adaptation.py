@@ -1,6 +1,7 @@
 """Context encoders from trials: what a sample pairs, what is trained and what stays, and recovery over trials."""
 
 import json
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from worldmodel.policies.recovery import adapt, recovery
 from worldmodel.policies.shifts import parse_shift
 from worldmodel.policies.trials import Known, Trials, before, record_trials, shifted_cases
 from worldmodel.train import train
-from worldmodel.weights import read_tensors
+from worldmodel.weights import read_tensors, write_tensors
 
 SHIFTS = ("actuation-bias:0.1,0,0", "encoder-offset:0,-0.1,0", "nominal", "latency:2")
 
@@ -232,13 +233,15 @@ def test_trials_that_were_broken_off_go_on_as_if_they_had_not_been(tmp_path):
         assert kept.known == whole.known[:2]
         more = record_trials(policy, todo[2:], settings, robots, start=2)
     joined = kept.joined(more)
-    assert joined.known == whole.known and joined.settings == whole.settings == "horizon 5, seed 0"
+    assert joined.known == whole.known and joined.settings == whole.settings
+    assert whole.settings.startswith("horizon 5, seed 0, acting {")
     for one, other in zip(joined.made, whole.made, strict=True):
         np.testing.assert_array_equal(one.action, other.action)
     for other, said in (
         ((policy, todo[:1], settings), "other trials, or more than 1"),
         ((policy, todo[1:], settings), "other trials"),
         ((policy, todo, replace(settings, seed=1)), "made otherwise"),
+        ((replace(policy, acting=Acting(execute=1)), todo, settings), "made otherwise"),
         ((replace(policy, model=TINY.build(policy.interface)), todo, settings), "another policy"),
     ):
         with pytest.raises(UserError, match=said):
@@ -246,6 +249,42 @@ def test_trials_that_were_broken_off_go_on_as_if_they_had_not_been(tmp_path):
     (tmp_path / "notes").mkdir()
     with pytest.raises(UserError, match="holds no trials"):
         before(tmp_path / "notes", policy, todo, settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        (
+            "state",
+            lambda part: part[:, :2],
+            r"'state' must be float32 of \[4\] at .*, it is float32 of \[2\]",
+        ),
+        ("action", lambda part: part.long(), r"'action' must be float32 of \[4\] at every moment, it is int64"),
+        ("image", lambda part: part[:, :, :, 1:], r"'image' must be uint8 of \[2, 3, 32, 32\]"),
+        ("state", lambda part: part * float("nan"), "'state' has numbers that are not finite"),
+        ("action", lambda part: part[0, 0], "'action' must have"),
+    ],
+)
+def test_trials_of_another_robot_are_one_clear_line(parts, tmp_path, name, change, said):
+    data, policy, trials = parts
+    folder = tmp_path / "trials"
+    shutil.copytree(trials, folder)
+    tensors = read_tensors(folder / "trials.safetensors")
+    write_tensors(tensors | {name: change(tensors[name])}, folder / "trials.safetensors")
+    with pytest.raises(UserError, match=said):
+        _ = run_of((data, policy, folder), tmp_path / "out").batches
+
+
+def test_trials_need_a_kind_and_tell_which_shift_is_none(parts, tmp_path):
+    with pytest.raises(UserError, match="trials need a kind of shift or more"):
+        shifted_cases("go", [], 0.0, 0.1, 2, 0)
+    folder = tmp_path / "trials"
+    shutil.copytree(parts[2], folder)
+    known = json.loads((folder / "trials.json").read_text())
+    known["trials"][1]["shift"] = "hammer"
+    (folder / "trials.json").write_text(json.dumps(known))
+    with pytest.raises(UserError, match=r"trials\.json: trials\[1\]: .*hammer"):
+        Trials.load(folder)
 
 
 class Telling:

@@ -11,7 +11,7 @@ from worldmodel.cli import main
 from worldmodel.evaluate.statistics import mean_interval
 from worldmodel.policies import chunking as command
 from worldmodel.policies.chunking import Cell, report_of
-from worldmodel.policies.episodes import Row
+from worldmodel.policies.episodes import UNSEEN, Row
 from worldmodel.policies.success import mcnemar, wilson
 
 
@@ -67,7 +67,7 @@ def test_the_command_runs_every_way_under_every_delay_on_the_same_cases(folder, 
     one, four = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "four"))
     jerk = one["curves"]["border_jerk"]
     assert list(jerk) == ["0__naive", "2__naive", "2__guided", "2__prefix"]
-    assert one["curves"]["cases"] == ["go 0", "go 1", "go 2", "go 3"]
+    assert one["curves"]["cases"] == [f"go {UNSEEN + n}" for n in range(4)]
     assert len({tuple(values) for values in jerk.values()}) == 4
     assert four["curves"] == one["curves"]
     assert "4 of 4" in (told := capsys.readouterr().out) or "0 of 4" in told

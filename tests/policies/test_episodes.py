@@ -256,7 +256,10 @@ def test_settings_that_a_policy_cannot_meet_are_told(settings, acting, said):
 
 def test_cases_that_are_none_are_told():
     for args, said in (
-        (([], ["nominal"], 1, 0), "needs tasks"),
+        (([], ["nominal"], 1, 0), "needs a task or more"),
+        ((["go"], [], 1, 0), "needs a shift or more"),
+        ((["go", "stay", "go"], ["nominal"], 1, 0), "counts every task once, go is named twice"),
+        ((["go"], ["latency:2", "latency:2"], 1, 0), "counts every shift once, latency:2 is named twice"),
         ((["go"], ["nominal"], 0, 0), "1 to 1,000,000"),
         ((["go"], ["fast"], 1, 0), "no shift 'fast'"),
         ((["go"], ["nominal"], 1, -1), "seeds from -1"),

@@ -312,9 +312,33 @@ def test_everything_that_is_wrong_with_the_data_is_told_at_once(tmp_path):
         assert said in text
 
 
+@pytest.mark.parametrize(
+    ("key", "names", "said"),
+    [
+        ("action", ["x"], r"'action' has 4 dimensions, its names are \['x'\]"),
+        ("action", ["x", "x", "z", "grip"], "'action' names several dimensions x"),
+        ("observation.state", {"motors": [1, 2, 3, 4]}, r"'observation\.state' has 4 dimensions, its names are \[1, 2"),
+    ],
+)
+def test_names_that_leave_open_what_they_mean_are_told(tmp_path, key, names, said):
+    data = write_dataset(tmp_path / "data", 3)
+    edit(data / "meta" / "info.json", lambda info: info["features"][key].update(names=names))
+    with pytest.raises(UserError, match=rf"1 problem: .*meta/info\.json: {said}"):
+        Demonstrations(path=(data,)).read()
+
+
+def test_a_record_of_episodes_that_is_none_is_one_clear_line(tmp_path):
+    data = write_dataset(tmp_path / "data", 3)
+    (data / "meta" / "collection.json").write_text('{"episodes": null}')
+    with pytest.raises(UserError, match=r"collection\.json: 'episodes' must be a list"):
+        Demonstrations(path=(data,)).read()
+
+
 def test_nameless_dimensions_get_numbers_and_must_agree(tmp_path):
     first, second = (write_dataset(tmp_path / name, 3) for name in ("first", "second"))
-    edit(second / "meta" / "info.json", lambda info: info["features"]["action"].update(names=None))
+    for key in ("action", "observation.state"):
+        edit(second / "meta" / "info.json", lambda info, key=key: info["features"][key].update(names=None))
+    assert Demonstrations(path=(second,)).read().interface.state.names[0] == "state_0"
     assert Demonstrations(path=(second,)).read().interface.action.names == tuple(f"action_{i}" for i in range(4))
     with pytest.raises(UserError, match=r"action names \['action_0'"):
         Demonstrations(path=(first, second)).read()

@@ -15,7 +15,7 @@ def robot_demo(
     quick: bool = False,
     trials: int = 6,
     horizon: int = 200,
-    seed: int = 0,
+    seed: int = 1_000_000,
     port: int = 8000,
     host: str = "127.0.0.1",
     token: str | None = None,

@@ -77,7 +77,7 @@ function show(state) {
   $("pause").textContent = state.paused ? "go on" : "pause";
   $("pause").setAttribute("aria-pressed", state.paused);
   $("correct-note").textContent = correctionNote(state);
-  $("facts").textContent = `round ${state.round + 1} · ${state.outcomes.length ? `${state.outcomes.at(-1).number + 1} trials` : "no trial yet"}`;
+  $("facts").textContent = `round ${state.round + 1} · ${state.outcomes.length ? `trial ${state.outcomes.at(-1).number + 1}` : "no trial yet"}`;
   drawChart(state);
   drawStrip(state.outcomes);
 }
@@ -106,7 +106,7 @@ function correctionNote(state) {
 
 function drawChart({ table, trial }) {
   const chart = $("chart"), width = chart.clientWidth || 700, height = chart.clientHeight || 178;
-  const left = 34, top = 12, bottom = height - 40, each = (width - left) / table.length;
+  const left = 40, top = 12, bottom = height - 40, each = (width - left) / table.length;
   const y = (rate) => bottom - rate * (bottom - top), parts = [];
   for (const rate of [0, 0.5, 1]) {
     parts.push(`<line class="grid" x1="${left}" x2="${width}" y1="${y(rate)}" y2="${y(rate)}"/>`);
@@ -114,6 +114,7 @@ function drawChart({ table, trial }) {
   }
   table.forEach((row, i) => {
     const x = left + each * (i + 0.5), half = Math.min(20, each * 0.28);
+    const name = each > 52 ? row.name : row.after ? `+${row.after}` : row.name.replace("as ", "");
     const kind = row.name === "as built" ? "built" : row.after ? "after" : "broken";
     const now = trial && trial.shift === row.shift && trial.after === row.after;
     parts.push(`<g class="${kind}${now ? " now" : ""}" data-name="${row.name}">`);
@@ -124,7 +125,7 @@ function drawChart({ table, trial }) {
     } else {
       parts.push(`<path class="unknown" d="M${x - half} ${bottom - 1}h${2 * half}"/>`);
     }
-    parts.push(`<text x="${x}" y="${bottom + 16}">${row.name}</text><text x="${x}" y="${bottom + 32}">${row.trials ? `${row.successes} / ${row.trials}` : "–"}</text>`);
+    parts.push(`<text x="${x}" y="${bottom + 16}">${name}</text><text x="${x}" y="${bottom + 32}">${row.trials ? `${row.successes} / ${row.trials}` : "–"}</text>`);
     if (now) parts.push(`<circle class="spot" cx="${x}" cy="${bottom + 39}" r="2"/>`);
     parts.push("</g>");
   });
