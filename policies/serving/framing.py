@@ -70,7 +70,7 @@ def unpack(data: bytes) -> dict[str, Any]:
     except FramingError:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise FramingError(f"not msgpack: {error or type(error).__name__}") from error
+        raise FramingError(f"not msgpack: {str(error) or type(error).__name__}") from error
     if not isinstance(message, dict):
         raise FramingError(f"a message is a map, not {type(message).__name__}")
     if odd := [key for key in message if not isinstance(key, str)]:

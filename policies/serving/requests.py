@@ -110,6 +110,8 @@ def read_request(message: Mapping[str, Any], served: Served, seed: int, step: in
     if PROMPT in message:
         try:
             words = interface.encode(_text(message[PROMPT])) if interface.instructed else []
+            if interface.instructed and not any(words):
+                wrong.append(f"{PROMPT}: an instruction is needed, of the words {', '.join(interface.vocabulary)}")
         except UserError as error:
             wrong.append(str(error))
     numbers: dict[str, int] = {}

@@ -65,6 +65,7 @@ def test_all_that_is_wrong_is_said_at_once():
         ("observation.state", np.zeros(3, np.int64), "array of floats .* not int64"),
         ("observation.state", np.full(3, 1e300), "not finite in x, y, opening"),
         ("observation.state", [0.0, 0.0, 0.0], "not a list"),
+        ("prompt", " ", "prompt: an instruction is needed, of the words "),
         ("prompt", 5, "a text of at most 1000"),
         ("prompt", "x" * 2000, "a text of at most 1000"),
         ("delay", 1, "means nothing without committed"),
