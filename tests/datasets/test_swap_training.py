@@ -13,6 +13,7 @@ from worldmodel.errors import UserError
 from worldmodel.face.networks.embedder import EmbedderConfig, FaceEmbedder
 from worldmodel.face.region_codec import condition_channels
 from worldmodel.face.swap_model import SwapModel
+from worldmodel.fingerprint import fingerprint
 from worldmodel.memory import WindowConfig
 from worldmodel.models.autoencoder import AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
@@ -54,6 +55,7 @@ def test_a_training_goes_on_exactly_and_leaves_a_swap(tmp_path: Path, embedder: 
     train(replace(half, steps=1))
     assert train(half) == whole  # losses, cosines, validation
     made, again = (SwapModel.find(tmp_path / name) for name in ("whole", "half"))
+    assert made.card["recogniser"] == fingerprint(FaceEmbedder.find(embedder).model)
     assert made.fingerprint == again.fingerprint and made.card["step"] == 2
     assert (tmp_path / "whole" / "samples" / "step_00000002.mp4").is_file()
     assert {"model/reconstruction", "model/cosine", "validation/psnr", "validation/cosine"} <= set(whole)
