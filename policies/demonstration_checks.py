@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldmodel.datasets.lerobot import STATE, LeRobotRecordings, names_given
+from worldmodel.errors import UserError
 from worldmodel.policies.observation import CONSTANT
 from worldmodel.serial import read_json
 
@@ -67,7 +68,10 @@ def _of_statistics(data: LeRobotRecordings, constant: tuple[str, ...]) -> list[s
     path = data.path / "meta" / "stats.json"
     if not path.is_file():
         return ["meta/stats.json is missing"]
-    stats: Any = read_json(path)
+    try:
+        stats: Any = read_json(path)
+    except UserError as error:
+        return [str(error)]
     if not isinstance(stats, dict):
         return ["meta/stats.json holds no object"]
     found = []

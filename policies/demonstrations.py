@@ -198,21 +198,19 @@ def _read(path: tuple[Path, ...], validation: float, shift: str, constant: tuple
             problems.append(str(error))
     problems += [problem for each in opened for problem in problems_of(each, constant)]
     problems += check_together(opened)
-    if problems:
-        raise UserError(f"demonstrations: {len(problems)} problem{'s' * (len(problems) > 1)}: " + "; ".join(problems))
     training: list[Episode] = []
     held_out: list[Episode] = []
     parts: dict[str, list[int]] = {}
     for data in opened:
-        kept = [e for e in data.episodes if failures or e not in _failed(data)]
-        if not kept:
-            raise UserError(f"{data.path}: every episode is marked as failed; keep them with failures")
-        out = set(kept[:: round(1 / validation)]) if validation else set[int]()
-        if len(out) == len(kept):
-            raise UserError(f"{data.path}: {len(kept)} episodes leave none to train on with validation {validation}")
-        parts[str(data.path)] = sorted(out)
-        for e in kept:
-            (held_out if e in out else training).append(_episode(data, e, parse_shift(shift)))
+        try:
+            kept, out = _sides(data, validation, failures)
+            parts[str(data.path)] = out
+            for e in kept[:1] if problems else kept:  # one shows most of what else is wrong, all may take minutes
+                (held_out if e in out else training).append(_episode(data, e, parse_shift(shift)))
+        except UserError as error:
+            problems += [str(error)] * (not any(str(error) in each for each in problems))
+    if problems:
+        raise UserError(f"demonstrations: {len(problems)} problem{'s' * (len(problems) > 1)}: " + "; ".join(problems))
     interface = _interface(opened[0], training + held_out)
     for part, of in (("state", interface.state), ("action", interface.action)):
         bare = [name for name in of.constant if name not in constant]
@@ -222,6 +220,17 @@ def _read(path: tuple[Path, ...], validation: float, shift: str, constant: tuple
                 "constant if that is right"
             )
     return Read(tuple(training), tuple(held_out), interface, parts)
+
+
+def _sides(data: LeRobotRecordings, validation: float, failures: bool) -> tuple[list[int], list[int]]:
+    """The episodes that are kept, and those of them that are held out."""
+    kept = [e for e in data.episodes if failures or e not in _failed(data)]
+    if not kept:
+        raise UserError(f"{data.path}: every episode is marked as failed; keep them with failures")
+    out = kept[:: round(1 / validation)] if validation else []
+    if len(out) == len(kept):
+        raise UserError(f"{data.path}: {len(kept)} episodes leave none to train on with validation {validation}")
+    return kept, out
 
 
 def _failed(data: LeRobotRecordings) -> set[int]:

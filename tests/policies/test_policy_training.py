@@ -300,7 +300,8 @@ def test_everything_that_is_wrong_with_the_data_is_told_at_once(tmp_path):
         Demonstrations(path=(first, other, old, tmp_path / "none")).read()
     text = str(caught.value)
     for said in (
-        "7 problems",
+        "8 problems",
+        "the statistics are not of this data",
         "LeRobotDataset v2.1; bring it to v3.0 with",
         f"{tmp_path / 'none' / 'meta' / 'info.json'}",
         "statistic 'action/std' is missing",
@@ -325,6 +326,18 @@ def test_names_that_leave_open_what_they_mean_are_told(tmp_path, key, names, sai
     edit(data / "meta" / "info.json", lambda info: info["features"][key].update(names=names))
     with pytest.raises(UserError, match=rf"1 problem: .*meta/info\.json: {said}"):
         Demonstrations(path=(data,)).read()
+
+
+def test_broken_files_are_told_with_everything_else(tmp_path):
+    stats, record, video, fine = (write_dataset(tmp_path / name, 3) for name in ("stats", "record", "video", "fine"))
+    (stats / "meta" / "stats.json").write_text("{")
+    (record / "meta" / "collection.json").write_text("[")
+    next((video / "videos").rglob("*.mp4")).unlink()
+    for paths in ((stats, record, video, fine), (fine, record, video)):
+        with pytest.raises(UserError, match=f"demonstrations: {len(paths) - 1} problems") as caught:
+            Demonstrations(path=paths).read()
+        for file in ("stats.json", "collection.json", ".mp4: no such file")[4 - len(paths) :]:
+            assert file in str(caught.value)
 
 
 def test_a_record_of_episodes_that_is_none_is_one_clear_line(tmp_path):
