@@ -63,7 +63,8 @@ def _strength(grey: Any) -> Any:
     blocks = cv2.resize(edges, (max(1, width // BLOCK), max(1, height // BLOCK)), interpolation=cv2.INTER_AREA)
     busy = cv2.threshold(blocks, SMOOTH, STRENGTH - 1, cv2.THRESH_BINARY)[1]
     bright = cv2.threshold(grey, DARK, STRENGTH - 1, cv2.THRESH_BINARY)[1]
-    return cv2.add(1, cv2.bitwise_and(cv2.resize(busy, (width, height), interpolation=cv2.INTER_NEAREST), bright))
+    both = cv2.bitwise_and(cv2.resize(busy, (width, height), interpolation=cv2.INTER_NEAREST), bright)
+    return both + np.uint8(1)
 
 
 def find(pictures: Iterable[NDArray[np.uint8]]) -> Found:
