@@ -10,29 +10,23 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse
 
 from worldmodel.errors import UserError
 from worldmodel.policies.demo.messages import Hello, read, write
 from worldmodel.policies.demo.show import Full, Show
-from worldmodel.serve.access import Guard, check_binding
-from worldmodel.serve.connection import FAREWELL, delivered
-from worldmodel.serve.outbox import End, Message, Outbox
-from worldmodel.serve.protocol import CLOSE_BAD_MESSAGE, CLOSE_FULL, ProtocolError, close_reason, in_words
-from worldmodel.serve.server import (
-    PAGE_FILES,
-    PAGE_HEADERS,
-    address_of,
-    configuration,
-    listen,
-    termination_interrupts,
-)
+from worldmodel.serve.access import check_binding
+from worldmodel.serve.outbox import Outbox
+from worldmodel.serve.protocol import CLOSE_BAD_MESSAGE, CLOSE_FULL, ProtocolError, in_words
+from worldmodel.serve.server import address_of, configuration, listen, termination_interrupts
+from worldmodel.serve.site import PAGE_FILES, Site
+from worldmodel.serve.wire import FAREWELL, Wire
 
 _log = logging.getLogger("worldmodel.policies.demo")
 PAGE = Path(__file__).parent / "page"
@@ -80,46 +74,19 @@ def background(show: Show, token: str | None = None) -> Iterator[str]:
 
 def create_app(show: Show, token: str | None = None) -> FastAPI:
     """The application of one robot."""
-    guard = Guard(token)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(show.stop)
+    async def watch(websocket: WebSocket) -> None:
+        with contextlib.suppress(WebSocketDisconnect):
+            await Viewing(Wire(websocket, _fatal), show).run()
 
-    app = FastAPI(title="worldmodel robot", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-
-    def check_origin(request: Request) -> None:
-        if (line := guard.foreign(request.headers)) is not None:
-            raise HTTPException(403, line)
-
-    @app.get("/")
-    def index(request: Request) -> Response:
-        check_origin(request)
-        return FileResponse(PAGE / "robot.html", headers=PAGE_HEADERS)
-
-    @app.get("/page/{name}")
-    def page(request: Request, name: str) -> Response:
-        check_origin(request)
-        if name not in FILES:
-            raise HTTPException(404, "no such file")
-        return FileResponse(FILES[name], headers=PAGE_HEADERS)
+    site = Site("worldmodel robot", token, PAGE / "robot.html", watch, show.stop, files=FILES)
+    app = site.app
 
     @app.get("/health")
     def health(request: Request) -> Response:
-        check_origin(request)
+        site.check_origin(request)
         status = "ok" if show.alive else "the robot has stopped"
         return JSONResponse({"status": status, "viewers": show.viewers}, 200 if show.alive else 503)
-
-    @app.websocket("/ws")
-    async def watch(websocket: WebSocket) -> None:
-        line = guard.refusal(websocket.headers, websocket.query_params)
-        if line is not None:
-            await websocket.send_denial_response(PlainTextResponse(line, 403))
-            return
-        await websocket.accept()
-        with contextlib.suppress(WebSocketDisconnect):
-            await Viewing(websocket, show).run()
 
     return app
 
@@ -128,22 +95,22 @@ def create_app(show: Show, token: str | None = None) -> FastAPI:
 class Viewing:
     """One page that watches, and may wish."""
 
-    socket: WebSocket
+    wire: Wire
     show: Show
 
     async def run(self) -> None:
         """Until the viewer leaves (WebSocketDisconnect) or breaks the protocol."""
         outbox = Outbox(QUEUE, 0, lambda: None)
         try:
-            await self._greeting()
+            await self.wire.greeting(read, Hello, GREETING)
             self.show.join(outbox)
         except Full as full:
-            await self._refuse(CLOSE_FULL, str(full))
+            await self.wire.refuse(CLOSE_FULL, str(full))
             return
         except (ProtocolError, UserError) as error:
-            await self._refuse(CLOSE_BAD_MESSAGE, in_words(error))
+            await self.wire.refuse(CLOSE_BAD_MESSAGE, in_words(error))
             return
-        reader, writer = tasks = asyncio.create_task(self._read(outbox)), asyncio.create_task(self._write(outbox))
+        reader, writer = tasks = asyncio.create_task(self._read(outbox)), asyncio.create_task(self.wire.send(outbox))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if outbox.ended and reader.done() and reader.exception() is None:
@@ -156,18 +123,10 @@ class Viewing:
                 if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
                     _log.error("a connection failed", exc_info=result)
 
-    async def _greeting(self) -> None:
-        try:
-            received = await asyncio.wait_for(self._receive(), GREETING)
-        except TimeoutError:
-            raise ProtocolError(f"no hello within {GREETING:g} seconds") from None
-        if not isinstance(received, str) or not isinstance(read(received), Hello):
-            raise ProtocolError("the first message must be a hello")
-
     async def _read(self, outbox: Outbox) -> None:
         """Hand wishes on. Ends when a message breaks the protocol; raises WebSocketDisconnect."""
         while True:
-            received = await self._receive()
+            received = await self.wire.receive()
             try:
                 if isinstance(received, bytes):
                     raise ProtocolError("a binary message: this server reads text only")
@@ -178,29 +137,9 @@ class Viewing:
             except UserError as error:
                 outbox.say(write("error", message=in_words(error), fatal=False))
             except ProtocolError as error:
-                last = write("error", message=in_words(error), fatal=True)
-                outbox.end(CLOSE_BAD_MESSAGE, "bad message", last)
+                outbox.end(CLOSE_BAD_MESSAGE, "bad message", _fatal(in_words(error)))
                 return
 
-    async def _write(self, outbox: Outbox) -> None:
-        """Send what waits as fast as the viewer takes it. Raises WebSocketDisconnect."""
-        while True:
-            match await outbox.take():
-                case End(code=code, reason=reason):
-                    await delivered(self.socket.close(code, reason))
-                    return
-                case Message(text=text):
-                    await delivered(self.socket.send_text(text))
-                case picture:
-                    await delivered(self.socket.send_bytes(picture.data))
 
-    async def _receive(self) -> str | bytes:
-        message = await self.socket.receive()
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", 1006))
-        text = message.get("text")
-        return text if text is not None else message.get("bytes") or b""
-
-    async def _refuse(self, code: int, line: str) -> None:
-        await delivered(self.socket.send_text(write("error", message=line, fatal=True)))
-        await delivered(self.socket.close(code, close_reason(line)))
+def _fatal(line: str) -> str:
+    return write("error", message=line, fatal=True)

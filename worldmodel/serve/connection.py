@@ -3,13 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
 
 from fastapi import WebSocket, WebSocketDisconnect
 
 from worldmodel.errors import UserError
 
-from .outbox import End, Message
 from .places import BadToken, Full
 from .protocol import (
     CLOSE_BAD_MESSAGE,
@@ -33,7 +31,6 @@ from .protocol import (
     Settings,
     Switch,
     Takeover,
-    close_reason,
     in_words,
     one_line,
     read_message,
@@ -42,11 +39,10 @@ from .protocol import (
 )
 from .session import Session
 from .studio import Studio
+from .wire import FAREWELL, Wire
 
 _log = logging.getLogger("worldmodel.serve")
 TICK = 1.0  # seconds between two stats messages
-FAREWELL = 5.0  # seconds that a client has to read its last message
-STALLED = 30.0  # seconds after which a client that takes nothing is gone, as when it answers no ping
 CLOSE_CODE = 1.0  # seconds to wait for the code of a connection that has ended
 LEFT = {1000, 1001}  # codes of a client that closes its connection by intention, RFC 6455 section 7.4.1
 
@@ -55,7 +51,7 @@ class Connection:
     """Carries messages between a client and its session."""
 
     def __init__(self, websocket: WebSocket, studio: Studio) -> None:
-        self._socket, self._studio = websocket, studio
+        self._wire, self._studio = Wire(websocket, _fatal), studio
         self._yield, self._over = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
@@ -64,14 +60,16 @@ class Connection:
         Its session is closed, or kept for a while if only the connection broke, whatever happens.
         """
         try:
-            session = await self._studio.join(await self._greeting(), self)
+            session = await self._studio.join(
+                await self._wire.greeting(read_message, Hello, self._studio.limits.greeting), self
+            )
             await self._serve(session)
         except Full as full:
-            await self._refuse(CLOSE_FULL, str(full))
+            await self._wire.refuse(CLOSE_FULL, str(full))
         except BadToken as bad:
-            await self._refuse(CLOSE_BAD_TOKEN, str(bad))
+            await self._wire.refuse(CLOSE_BAD_TOKEN, str(bad))
         except (ProtocolError, UserError) as error:
-            await self._refuse(CLOSE_BAD_MESSAGE, str(error))
+            await self._wire.refuse(CLOSE_BAD_MESSAGE, str(error))
         except WebSocketDisconnect:
             pass
         finally:
@@ -82,34 +80,9 @@ class Connection:
         self._yield.set()
         await self._over.wait()
 
-    async def _greeting(self) -> Hello:
-        """The first message, which must be a hello and come soon."""
-        seconds = self._studio.limits.greeting
-        try:
-            received = await asyncio.wait_for(self._receive(), seconds)
-        except TimeoutError:
-            raise ProtocolError(f"no hello within {seconds:g} seconds") from None
-        hello = read_message(received) if isinstance(received, str) else None
-        if not isinstance(hello, Hello):
-            raise ProtocolError("the first message must be a hello")
-        return hello
-
-    async def _receive(self) -> str | bytes:
-        message = await self._socket.receive()
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", 1006))
-        text, data = message.get("text"), message.get("bytes")
-        return text if text is not None else data or b""
-
-    async def _refuse(self, code: int, line: str) -> None:
-        try:
-            await delivered(self._socket.send_text(write_message(Error(message=one_line(line), fatal=True))))
-            await delivered(self._socket.close(code, close_reason(line)))
-        except WebSocketDisconnect:
-            _log.debug("a refused client had left already")
-
     async def _serve(self, session: Session) -> None:
-        works = (self._read(session), self._write(session), self._tick(session), self._yield.wait())
+        writing = self._wire.send(session.outbox, lambda picture: session.meter.sent(time.perf_counter() - picture.put))
+        works = (self._read(session), writing, self._tick(session), self._yield.wait())
         reader, writer, _, replaced = tasks = [asyncio.create_task(work) for work in works]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -132,12 +105,14 @@ class Connection:
                 self._studio.places.keep(session, self)
             self._over.set()
         if replaced.done() and not replaced.cancelled():
-            await self._refuse(CLOSE_MOVED, "this stream goes on in another connection, which had its resume token")
+            await self._wire.refuse(
+                CLOSE_MOVED, "this stream goes on in another connection, which had its resume token"
+            )
 
     async def _read(self, session: Session) -> None:
         """Hand messages to the session. Ends when one breaks the protocol; raises WebSocketDisconnect."""
         while True:
-            received = await self._receive()
+            received = await self._wire.receive()
             self._studio.places.confirm(session, self)
             try:
                 if isinstance(received, bytes):
@@ -187,19 +162,6 @@ class Connection:
             case Hello():
                 raise ProtocolError("hello is the first message and comes once")
 
-    async def _write(self, session: Session) -> None:
-        """Send what waits, in its order, as fast as the client takes it. Raises WebSocketDisconnect."""
-        while True:
-            match await session.outbox.take():
-                case End(code=code, reason=reason):
-                    await delivered(self._socket.close(code, reason))
-                    return
-                case Message(text=text):
-                    await delivered(self._socket.send_text(text))
-                case picture:
-                    await delivered(self._socket.send_bytes(picture.data))
-                    session.meter.sent(time.perf_counter() - picture.put)
-
     async def _tick(self, session: Session) -> None:
         """Numbers once a second; ends when nobody has been there for long."""
         idle = self._studio.limits.idle
@@ -210,14 +172,5 @@ class Connection:
         session.outbox.end(CLOSE_IDLE, "idle", write_message(Error(message=line, fatal=True)))
 
 
-async def delivered(sending: Awaitable[None]) -> None:
-    """Wait until a message has left. Raises WebSocketDisconnect if the connection has ended, or takes nothing any more.
-
-    When a ping was not answered, uvicorn closes the connection but tells the reader only after its buffer is empty,
-    which it may never be; whoever sends meanwhile gets a RuntimeError, or waits.
-    """
-    try:
-        async with asyncio.timeout(STALLED):
-            await sending
-    except (RuntimeError, TimeoutError) as error:
-        raise WebSocketDisconnect(1006) from error
+def _fatal(line: str) -> str:
+    return write_message(Error(message=one_line(line), fatal=True))

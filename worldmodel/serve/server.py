@@ -1,6 +1,5 @@
 """The live stream over HTTP and WebSocket: FastAPI in the event loop, the engine in its own thread."""
 
-import asyncio
 import contextlib
 import errno
 import math
@@ -10,37 +9,28 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
 
 from worldmodel.errors import UserError
 from worldmodel.models.world import WorldModel
 from worldmodel.serial import to_json
 
-from .access import Guard, check_binding
+from .access import check_binding
 from .connection import Connection
 from .limits import Limits
 from .protocol import in_words
+from .site import PAGE, Site
 from .sources import RealWorldFactory, Recordings
 from .studio import Studio
 
-PAGE = Path(__file__).parent / "page"
-PAGE_FILES = {path.name: path for path in PAGE.iterdir()} if PAGE.is_dir() else {}
 HEARTBEAT = 15.0  # seconds between two pings, and until a missing answer ends the connection
 MAX_MESSAGE = 32 * 1024 * 1024  # bytes; beyond this a connection is cut without reading on
 SEND_BUFFER = 64 * 1024  # bytes of the kernel's buffer: what lies there is latency
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'; "
-    "connect-src 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 
 
 def serve(
@@ -164,74 +154,41 @@ def configuration(app: FastAPI) -> uvicorn.Config:
 
 def create_app(studio: Studio, token: str | None = None) -> FastAPI:
     """The application of one studio."""
-    guard = Guard(token)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(studio.close)  # while the loop still runs that its sessions wake
-
-    app = FastAPI(title="worldmodel live stream", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-
-    def check(request: Request) -> None:
-        if (line := guard.refusal(request.headers, request.query_params)) is not None:
-            raise HTTPException(403, line)
-
-    def check_origin(request: Request) -> None:
-        if (line := guard.foreign(request.headers)) is not None:
-            raise HTTPException(403, line)
-
-    @app.get("/")
-    def index(request: Request) -> Response:
-        check_origin(request)
-        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
-
-    @app.get("/page/{name}")
-    def page(request: Request, name: str) -> Response:
-        check_origin(request)
-        if name not in PAGE_FILES:
-            raise HTTPException(404, "no such file")
-        return FileResponse(PAGE_FILES[name], headers=PAGE_HEADERS)
+    site = Site(
+        "worldmodel live stream", token, PAGE / "index.html", lambda ws: Connection(ws, studio).run(), studio.close
+    )
+    app = site.app
 
     @app.get("/health")
     def health(request: Request) -> Response:
-        check_origin(request)
+        site.check_origin(request)
         well = studio.engine.alive
         facts = {"status": "ok" if well else "the engine has stopped", "sessions": len(studio.sessions)}
         return JSONResponse(facts, 200 if well else 503)
 
     @app.get("/api/info")
     def info(request: Request) -> Response:
-        check(request)
+        site.check(request)
         facts = to_json(studio.welcome()) | {"card": _plain(studio.card), "sessions": len(studio.sessions)}
         return JSONResponse(facts)
 
     @app.get("/api/starts/{index}.jpg")
     def start(request: Request, index: str) -> Response:
-        check(request)
+        site.check(request)
         return Response(_found(lambda: studio.start_picture(_number(index))), media_type="image/jpeg")
 
     @app.get("/api/frames/{index}.jpg")
     def frame(request: Request, index: str) -> Response:
-        check(request)
+        site.check(request)
         return Response(_found(lambda: studio.frame_picture(_number(index))), media_type="image/jpeg")
 
     @app.get("/api/files/{key}")
     def file(request: Request, key: str) -> Response:
-        check(request)
+        site.check(request)
         found = studio.downloads.get(key)
         if found is None:
             raise HTTPException(404, "this file is gone: files are kept for ten minutes")
         return FileResponse(found.path, filename=found.name)
-
-    @app.websocket("/ws")
-    async def stream(websocket: WebSocket) -> None:
-        line = guard.refusal(websocket.headers, websocket.query_params)
-        if line is not None:
-            await websocket.send_denial_response(PlainTextResponse(line, 403))
-            return
-        await websocket.accept()
-        await Connection(websocket, studio).run()
 
     return app
 

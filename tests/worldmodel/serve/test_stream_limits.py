@@ -12,7 +12,7 @@ from talk import HELLO, fast, last_words, wait_for
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import ConnectionClosed
 
-from worldmodel.serve import connection, server
+from worldmodel.serve import server, wire
 from worldmodel.serve.client import Client
 from worldmodel.serve.limits import Limits
 from worldmodel.serve.protocol import (
@@ -92,7 +92,7 @@ def test_a_client_that_reads_nothing_is_bounded(painted, serving) -> None:
 
 def test_a_client_that_takes_nothing_any_more_is_gone(painted, serving, monkeypatch, caplog) -> None:
     """The buffers are full, so not even the end of the connection can be sent."""
-    monkeypatch.setattr(connection, "STALLED", 0.3)
+    monkeypatch.setattr(wire, "STALLED", 0.3)
     with serving(painted, Limits(resume=60)) as (address, studio):
         raw = deaf(address, b'{"type":"hello","version":2,"codec":"raw","policy":"block","pace":0}')
         wait_for(lambda: studio.places.connected == 1, "it is there")

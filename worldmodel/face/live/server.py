@@ -9,37 +9,30 @@ import logging
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 
 from worldmodel.errors import UserError
 from worldmodel.face.live.live import Full, Live
 from worldmodel.face.live.messages import Change, Hello, read, read_shot, write
 from worldmodel.face.live.swapping import Stream
-from worldmodel.serve.access import Guard, check_binding
-from worldmodel.serve.connection import FAREWELL, delivered
-from worldmodel.serve.outbox import End, Message, Outbox
+from worldmodel.serve.access import check_binding
+from worldmodel.serve.outbox import Outbox
 from worldmodel.serve.protocol import (
     CLOSE_BAD_MESSAGE,
     CLOSE_FULL,
     CLOSE_IDLE,
     ProtocolError,
-    close_reason,
     in_words,
 )
-from worldmodel.serve.server import (
-    PAGE_FILES,
-    PAGE_HEADERS,
-    address_of,
-    configuration,
-    listen,
-    termination_interrupts,
-)
+from worldmodel.serve.server import address_of, configuration, listen, termination_interrupts
+from worldmodel.serve.site import PAGE_FILES, PAGE_HEADERS, Site
+from worldmodel.serve.wire import FAREWELL, Wire
 
 _log = logging.getLogger("worldmodel.face.live")
 PAGE = Path(__file__).parent / "page"
@@ -93,61 +86,30 @@ def background(live: Live, token: str | None = None) -> Iterator[str]:
 
 def create_app(live: Live, token: str | None = None) -> FastAPI:
     """The application."""
-    guard = Guard(token)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(live.close)
+    async def stream(websocket: WebSocket) -> None:
+        with contextlib.suppress(WebSocketDisconnect):
+            await Client(Wire(websocket, _fatal), live).run()
 
-    app = FastAPI(title="worldmodel swap", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-
-    def check(request: Request) -> None:
-        if (line := guard.refusal(request.headers, request.query_params)) is not None:
-            raise HTTPException(403, line)
-
-    def check_origin(request: Request) -> None:
-        if (line := guard.foreign(request.headers)) is not None:
-            raise HTTPException(403, line)
-
-    @app.get("/")
-    def index(request: Request) -> Response:
-        check_origin(request)
-        return FileResponse(PAGE / "swap.html", headers=HEADERS)
-
-    @app.get("/page/{name}")
-    def page(request: Request, name: str) -> Response:
-        check_origin(request)
-        if name not in FILES:
-            raise HTTPException(404, "no such file")
-        return FileResponse(FILES[name], headers=HEADERS)
+    site = Site("worldmodel swap", token, PAGE / "swap.html", stream, live.close, files=FILES, headers=HEADERS)
+    app = site.app
 
     @app.get("/health")
     def health(request: Request) -> Response:
-        check_origin(request)
+        site.check_origin(request)
         return JSONResponse({"status": "ok", "streams": live.streams})
 
     @app.get("/api/info")
     def info(request: Request) -> Response:
-        check(request)
+        site.check(request)
         return JSONResponse(live.facts(), headers={"Cache-Control": "no-store"})
 
     @app.get("/api/references/{name}.jpg")
     def reference(request: Request, name: str) -> Response:
-        check(request)
+        site.check(request)
         if (picture := live.thumbnail(name)) is None:
             raise HTTPException(404, "no such reference")
         return Response(picture, media_type="image/jpeg", headers={"Cache-Control": "no-store"})
-
-    @app.websocket("/ws")
-    async def stream(websocket: WebSocket) -> None:
-        line = guard.refusal(websocket.headers, websocket.query_params)
-        if line is not None:
-            await websocket.send_denial_response(PlainTextResponse(line, 403))
-            return
-        await websocket.accept()
-        with contextlib.suppress(WebSocketDisconnect):
-            await Client(websocket, live).run()
 
     return app
 
@@ -156,7 +118,7 @@ def create_app(live: Live, token: str | None = None) -> FastAPI:
 class Client:
     """One client and its stream."""
 
-    socket: WebSocket
+    wire: Wire
     live: Live
 
     async def run(self) -> None:
@@ -165,14 +127,14 @@ class Client:
         outbox = Outbox(QUEUE * longest, 0, lambda: None)
         outbox.say(write("welcome", **self.live.facts()))
         try:
-            stream = await self.live.join(await self._greeting(), outbox)
+            stream = await self.live.join(await self.wire.greeting(read, Hello, GREETING), outbox)
         except Full as full:
-            await self._refuse(CLOSE_FULL, str(full))
+            await self.wire.refuse(CLOSE_FULL, str(full))
             return
         except (ProtocolError, UserError) as error:
-            await self._refuse(CLOSE_BAD_MESSAGE, in_words(error))
+            await self.wire.refuse(CLOSE_BAD_MESSAGE, in_words(error))
             return
-        works = self._read(outbox, stream), self._write(outbox), self._tick(outbox, stream)
+        works = self._read(outbox, stream), self.wire.send(outbox), self._tick(outbox, stream)
         tasks = [asyncio.create_task(work) for work in works]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -187,20 +149,10 @@ class Client:
                 if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
                     _log.error("a connection failed", exc_info=result)
 
-    async def _greeting(self) -> Hello:
-        try:
-            received = await asyncio.wait_for(self._receive(), GREETING)
-        except TimeoutError:
-            raise ProtocolError(f"no hello within {GREETING:g} seconds") from None
-        hello = read(received) if isinstance(received, str) else None
-        if not isinstance(hello, Hello):
-            raise ProtocolError("the first message must be a hello")
-        return hello
-
     async def _read(self, outbox: Outbox, stream: Stream) -> None:
         """Hand pictures and wishes on. Ends when a message breaks the protocol; raises WebSocketDisconnect."""
         while True:
-            received = await self._receive()
+            received = await self.wire.receive()
             try:
                 if isinstance(received, bytes):
                     if stream.own:
@@ -215,20 +167,8 @@ class Client:
             except UserError as error:
                 outbox.say(write("error", message=in_words(error), fatal=False), "refused")
             except ProtocolError as error:
-                outbox.end(CLOSE_BAD_MESSAGE, "bad message", write("error", message=in_words(error), fatal=True))
+                outbox.end(CLOSE_BAD_MESSAGE, "bad message", _fatal(in_words(error)))
                 return
-
-    async def _write(self, outbox: Outbox) -> None:
-        """Send what waits as fast as the client takes it. Raises WebSocketDisconnect."""
-        while True:
-            match await outbox.take():
-                case End(code=code, reason=reason):
-                    await delivered(self.socket.close(code, reason))
-                    return
-                case Message(text=text):
-                    await delivered(self.socket.send_text(text))
-                case picture:
-                    await delivered(self.socket.send_bytes(picture.data))
 
     async def _tick(self, outbox: Outbox, stream: Stream) -> None:
         """Numbers, again and again; ends when no picture has come for long."""
@@ -236,15 +176,8 @@ class Client:
             await asyncio.sleep(TICK)
             outbox.say(stream.stats(), "stats")
         line = f"no picture has come for {QUIET:g} seconds, so the stream has ended"
-        outbox.end(CLOSE_IDLE, "idle", write("error", message=line, fatal=True))
+        outbox.end(CLOSE_IDLE, "idle", _fatal(line))
 
-    async def _receive(self) -> str | bytes:
-        message = await self.socket.receive()
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", 1006))
-        text = message.get("text")
-        return text if text is not None else message.get("bytes") or b""
 
-    async def _refuse(self, code: int, line: str) -> None:
-        await delivered(self.socket.send_text(write("error", message=line, fatal=True)))
-        await delivered(self.socket.close(code, close_reason(line)))
+def _fatal(line: str) -> str:
+    return write("error", message=line, fatal=True)
