@@ -224,7 +224,8 @@ def _read(path: tuple[Path, ...], validation: float, shift: str, constant: tuple
 
 def _sides(data: LeRobotRecordings, validation: float, failures: bool) -> tuple[list[int], list[int]]:
     """The episodes that are kept, and those of them that are held out."""
-    kept = [e for e in data.episodes if failures or e not in _failed(data)]
+    failed = set[int]() if failures else _failed(data)
+    kept = [e for e in data.episodes if e not in failed]
     if not kept:
         raise UserError(f"{data.path}: every episode is marked as failed; keep them with failures")
     out = kept[:: round(1 / validation)] if validation else []

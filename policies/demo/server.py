@@ -8,7 +8,6 @@ import contextlib
 import logging
 import sys
 import threading
-import time
 import webbrowser
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from worldmodel.policies.demo.show import Full, Show
 from worldmodel.serve.access import check_binding
 from worldmodel.serve.outbox import Outbox
 from worldmodel.serve.protocol import CLOSE_BAD_MESSAGE, CLOSE_FULL, ProtocolError, in_words
-from worldmodel.serve.server import address_of, configuration, listen, termination_interrupts
+from worldmodel.serve.server import address_of, configuration, in_thread, listen, termination_interrupts
 from worldmodel.serve.site import PAGE_FILES, Site
 from worldmodel.serve.wire import FAREWELL, Wire
 
@@ -61,15 +60,8 @@ def background(show: Show, token: str | None = None) -> Iterator[str]:
     """The same server on loopback in a thread of this process, for tests; gives its address."""
     with contextlib.closing(listen("127.0.0.1", 0)) as listener, show:
         server = uvicorn.Server(configuration(create_app(show, token)))
-        thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
-        thread.start()
-        try:
-            while not server.started and thread.is_alive():
-                time.sleep(0.005)
+        with in_thread(server, listener):
             yield address_of(listener, token)
-        finally:
-            server.should_exit = True
-            thread.join(20)
 
 
 def create_app(show: Show, token: str | None = None) -> FastAPI:

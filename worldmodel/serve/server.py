@@ -77,16 +77,26 @@ def serve(
 @contextlib.contextmanager
 def background(studio: Studio, *, token: str | None = None, port: int = 0) -> Iterator[str]:
     """The same server on loopback in a thread of this process, for tests and measurements; gives its address."""
-    with contextlib.closing(listen("127.0.0.1", port)) as listener, _opened(studio, token) as server:
-        thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
-        thread.start()
-        try:
-            while not server.started and thread.is_alive():
-                time.sleep(0.005)
-            yield address_of(listener, token)
-        finally:
-            server.should_exit = True
-            thread.join(20)
+    with (
+        contextlib.closing(listen("127.0.0.1", port)) as listener,
+        _opened(studio, token) as server,
+        in_thread(server, listener),
+    ):
+        yield address_of(listener, token)
+
+
+@contextlib.contextmanager
+def in_thread(server: uvicorn.Server, listener: socket.socket) -> Iterator[None]:
+    """A server that answers from a thread of this process, and has ended afterwards."""
+    thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.005)
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(20)
 
 
 @contextlib.contextmanager

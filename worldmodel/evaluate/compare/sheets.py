@@ -30,6 +30,23 @@ def cells(frames: Pixels) -> Pixels:
     return np.stack(small).astype(np.uint8).reshape(*frames.shape[:-3], size[1], size[0], 3)
 
 
+def sheet(rows: list[tuple[str, str, Pixels]], heads: list[str]) -> Canvas:
+    """A row for each name, ink and frames [N, H, W, 3], under N heads."""
+    shown = [(name, ink, cells(frames)) for name, ink, frames in rows]
+    height, width = shown[0][2].shape[1:3]
+    top = 26
+    canvas = Canvas(top + len(shown) * (height + GAP) + GAP, LABEL + len(heads) * (width + GAP) + GAP)
+    for column, head in enumerate(heads):
+        canvas.write(head, top // 2, LABEL + GAP + column * (width + GAP) + width // 2, colour=SOFT, align="center")
+    for row, (name, ink, frames) in enumerate(shown):
+        y = top + row * (height + GAP)
+        size = 13 if len(name) <= 12 else 156 / len(name)
+        canvas.write(name, y + height // 2, LABEL - 8, size=size, colour=ink, align="right", bold=True)
+        for column, frame in enumerate(frames):
+            canvas.paste(frame, y, LABEL + GAP + column * (width + GAP))
+    return canvas
+
+
 def sheets(bench: Bench, arms: Sequence[Measured]) -> tuple[Picture, ...]:
     """One contact sheet per start: a row of recorded frames, then one per arm, at growing distances."""
     times = bench.sheet_times

@@ -6,14 +6,13 @@ from typing import Literal
 import numpy as np
 
 from worldmodel.evaluate import plots
-from worldmodel.evaluate.compare.sheets import GAP, LABEL, cells
+from worldmodel.evaluate.compare.sheets import sheet
 from worldmodel.evaluate.compare.show import colour
 from worldmodel.evaluate.context.arms import Measured
 from worldmodel.evaluate.context.bench import Bench
 from worldmodel.evaluate.context.forgetting import Forgetting
 from worldmodel.evaluate.context.similarity import Scale
-from worldmodel.evaluate.lettering import INK, SOFT, Canvas, picture
-from worldmodel.evaluate.recordings import Pixels
+from worldmodel.evaluate.lettering import INK, SOFT, picture
 from worldmodel.evaluate.report import Figure, Picture
 
 SHEETS = 4  # visits of each horizon that are shown
@@ -66,21 +65,5 @@ def sheets(bench: Bench, arms: Sequence[Measured]) -> tuple[Picture, ...]:
         lines += [(arm.label, colour(k + (len(arms) == 1)), arm.found[0].views[rows]) for k, arm in enumerate(arms)]
         heads = [f"{bench.cases[row].visit.horizon} frames" for row in rows]
         episodes = ", ".join(str(bench.cases[row].episode) for row in rows)
-        found.append(picture(f"Visits {number + 1} (episodes {episodes})", _sheet(lines, heads)))
+        found.append(picture(f"Visits {number + 1} (episodes {episodes})", sheet(lines, heads)))
     return tuple(found)
-
-
-def _sheet(lines: list[tuple[str, str, Pixels]], heads: list[str]) -> Canvas:
-    shown = [(name, ink, cells(frames)) for name, ink, frames in lines]
-    height, width = shown[0][2].shape[1:3]
-    top = 26
-    canvas = Canvas(top + len(shown) * (height + GAP) + GAP, LABEL + len(heads) * (width + GAP) + GAP)
-    for column, head in enumerate(heads):
-        canvas.write(head, top // 2, LABEL + GAP + column * (width + GAP) + width // 2, colour=SOFT, align="center")
-    for row, (name, ink, frames) in enumerate(shown):
-        y = top + row * (height + GAP)
-        size = 13 if len(name) <= 12 else 156 / len(name)
-        canvas.write(name, y + height // 2, LABEL - 8, size=size, colour=ink, align="right", bold=True)
-        for column, frame in enumerate(frames):
-            canvas.paste(frame, y, LABEL + GAP + column * (width + GAP))
-    return canvas

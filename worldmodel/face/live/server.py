@@ -30,7 +30,7 @@ from worldmodel.serve.protocol import (
     ProtocolError,
     in_words,
 )
-from worldmodel.serve.server import address_of, configuration, listen, termination_interrupts
+from worldmodel.serve.server import address_of, configuration, in_thread, listen, termination_interrupts
 from worldmodel.serve.site import PAGE_FILES, PAGE_HEADERS, Site
 from worldmodel.serve.wire import FAREWELL, Wire
 
@@ -72,15 +72,10 @@ def background(live: Live, token: str | None = None) -> Iterator[str]:
     """The same server on loopback in a thread of this process, for tests and measurements; gives its address."""
     with contextlib.closing(listen("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(configuration(create_app(live, token)))
-        thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
-        thread.start()
         try:
-            while not server.started and thread.is_alive():
-                time.sleep(0.005)
-            yield address_of(listener, token)
+            with in_thread(server, listener):
+                yield address_of(listener, token)
         finally:
-            server.should_exit = True
-            thread.join(20)
             live.close()
 
 
