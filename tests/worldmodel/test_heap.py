@@ -13,8 +13,7 @@ def faults():
     for _ in range(8):
         torch.zeros(16 << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(faults())
+print(min(faults() for _ in range(4)))  # a small block may once lie where the large ones were
 """
 PAGES = 8 * (64 << 20) // 4096  # of all eight tensors of 64 MiB
 
