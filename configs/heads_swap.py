@@ -4,8 +4,9 @@ worldmodel train configs/heads_embedder.py
 worldmodel train configs/heads_swap.py
 worldmodel swap VIDEO --method runs/heads_swap --reference FACE --consent FILE --out OUT
 
-Regions of 64 pixels are their own latents, cut into patches of 8: at this size a patch has 192 numbers, which the
-width of the model holds, and nothing is lost between an autoencoder and its pixels. `configs/heads_swap_rollouts.py`
+Regions of 64 pixels are their own latents, cut into patches of 8, and nothing is lost between an autoencoder and its
+pixels. A patch has 192 numbers of noise, as many as the model is wide and more than it carries beside all else, so that
+it predicts clean pixels (`predicts`). `configs/heads_swap_rollouts.py`
 goes on from it on its own rollouts.
 """
 
@@ -25,26 +26,27 @@ from worldmodel.sampler import Euler
 
 def run() -> SwapRun:
     return SwapRun(
-        data=HeadSwaps(size=64, length=8, batch=4, references=1, seed=0),
+        data=HeadSwaps(size=64, length=4, batch=4, references=1, seed=0),
         tokenizer="pixels",
         model=DiTConfig(
             channels=3,
             size=(64, 64),
             condition=condition_channels(3, 1),
             patch=8,
-            chunk=4,
+            predicts="clean",
+            chunk=2,
             dim=192,
             depth=4,
             heads=6,
             hidden=768,
         ),
         objective=SwapMatching(identity=JointRecId(embedder=Path("runs/heads_embedder"))),
-        stream=StreamConfig(memory=WindowConfig(sink=1, ring=6), sampler=Euler(steps=4)),
+        stream=StreamConfig(memory=WindowConfig(sink=1, ring=4), sampler=Euler(steps=4)),
         optimizer=AdamW(lr=5e-4, weight_decay=1e-2),
-        schedule=Schedule(shape="cosine", warmup=100, floor=0.05),
+        schedule=Schedule(shape="cosine", warmup=50, floor=0.05),
         out=Path("runs/heads_swap"),
         seed=0,
-        steps=3000,
+        steps=1500,
         ema=0.995,
         threads=1,
         log_every=10,

@@ -70,7 +70,7 @@ def test_the_recipes_fit_their_data_and_each_other() -> None:
     assert isinstance(first, SwapRun) and isinstance(rollouts, SwapRun)
     for run in (first, rollouts):
         assert run.codec.size == 64 and run.codec.references == 1
-    assert rollouts.init == first.out and rollouts.model == first.model and rollouts.data.length == 32
+    assert rollouts.init == first.out and rollouts.model == first.model and rollouts.data.length == 16
     assert first.data.split == rollouts.data.split  # held out for one is held out for the other
 
 

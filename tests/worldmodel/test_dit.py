@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny import close, small_clip, small_dit
 
+from worldmodel import flow
 from worldmodel.chunk import ActionControl, Chunk, Clip, ConditionControl
 from worldmodel.errors import UserError
 from worldmodel.memory import Context, FullConfig, Geometry, RetrievalConfig, SlowFastConfig, WindowConfig
@@ -30,8 +31,9 @@ STYLES = [
     {"mlp": "swiglu", "text": 12, "actions": 0, "patch": 1, "chunk": 1},
     {"anchor": True},
     {"condition": 3, "actions": 0, "anchor": True},
+    {"predicts": "clean"},
 ]
-NAMES = ["ours", "wan", "text", "anchor", "condition"]
+NAMES = ["ours", "wan", "text", "anchor", "condition", "clean"]
 
 
 def noisy(clip: Clip, t: torch.Tensor, seed: int = 9) -> torch.Tensor:
@@ -441,6 +443,24 @@ def test_a_condition_goes_through_the_first_layer_beside_its_own_frame():
     model.patch_in.weight[:, 8:] = 0
     nothing = ActionControl(torch.zeros(2, 8, 0), torch.zeros(2, 8, dtype=torch.bool))
     close(model.clip(x_t, t, clip.control), plain.clip(x_t, t, nothing), 1e-6)
+
+
+def test_a_predicted_clean_frame_is_turned_into_its_velocity():
+    """The same weights make a velocity, or a frame x whose velocity is (x_t - x) / t, with t of 0.05 or more."""
+    plain, model = small_dit(), small_dit(predicts="clean")
+    model.load_state_dict(plain.state_dict())
+    clip = small_clip(model)
+    t = torch.tensor((0.9, 0.05, 0.01, 0.0)).repeat_interleave(2).expand(2, -1)
+    x_t = noisy(clip, t)
+    made = plain.clip(x_t, t, clip.control)
+    divisor = torch.tensor((0.9, 0.05, 0.05, 0.05)).repeat_interleave(2)[:, None, None, None]
+    found = model.clip(x_t, t, clip.control)
+    close(found, (x_t - made) / divisor, 1e-5)
+    close(flow.clean(x_t, found, t)[:, :4], made[:, :4], 1e-5)
+    with torch.no_grad():  # the way of a stream
+        state = start(model, FullConfig(), SEEDS)
+        prepared = model.prepare(clip.control.frames(0, 2), state)
+        close(model.velocity(x_t[:, :2], t[:, :2], prepared), found[:, :2], 1e-5)
 
 
 def test_a_condition_of_another_shape_and_none_are_errors():

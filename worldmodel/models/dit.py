@@ -44,6 +44,8 @@ from .fast_layer import FastConfig, FastLayer, Turn
 from .layers import Block, BlockConfig, QKNorm
 from .rope import Rope3D
 
+LEAST_TIME = 0.05  # by which a predicted clean frame's distance is divided at the least
+
 
 @dataclass(frozen=True, kw_only=True)
 class DiTConfig:
@@ -57,7 +59,10 @@ class DiTConfig:
     (2405.12399) and image-to-video models concatenate their context; a small model learns to move it much sooner than
     to find it through attention. condition: channels that the control brings beside each noisy frame, concatenated to
     it in front of the first layer, as image-to-video and inpainting models do; 0 for none. Such a model takes a
-    `ConditionControl`, and neither actions nor text. fast: fast weights beside attention, which need a lact memory.
+    `ConditionControl`, and neither actions nor text. predicts: what the last layer makes. `velocity`, or the `clean`
+    frame x, whose velocity (x_t - x) / t is then taken (JiT, 2511.13720; t no smaller than `LEAST_TIME`): a patch of
+    more numbers than the width can carry loses its noise on the way, and a velocity is mostly that noise. fast: fast
+    weights beside attention, which need a lact memory.
     """
 
     channels: int
@@ -77,6 +82,7 @@ class DiTConfig:
     learned_position: bool = True
     anchor: bool = False
     condition: int = 0
+    predicts: Literal["velocity", "clean"] = "velocity"
     fast: FastConfig | None = None
     qk_norm: QKNorm = "head"
     pairing: Pairing = "half"
@@ -412,7 +418,8 @@ class DiT(nn.Module):
             h = self._layers(h, e, shared, prepared)[0]
             shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
             out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
-        return F.pixel_shuffle(out.transpose(2, 3).unflatten(3, self.cfg.grid), self.cfg.patch)
+        made = F.pixel_shuffle(out.transpose(2, 3).unflatten(3, self.cfg.grid), self.cfg.patch)
+        return made if self.cfg.predicts == "velocity" else (x - made) / t.clamp_min(LEAST_TIME)[..., None, None, None]
 
     def _kept(self, x: Tensor, t: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, list[Written]]:
         """What the memory takes: keys (not rotated) and values [L, B, h, F * n, D / h], and for fast weights."""
