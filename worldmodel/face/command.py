@@ -22,7 +22,7 @@ from worldmodel.face.parts import Parts, check_output
 from worldmodel.face.pipeline import Swapper, reference_face
 from worldmodel.face.reading import Info, Picture, Sound, Source, open_source, read_image
 from worldmodel.face.sign import signing_key, write_side_file
-from worldmodel.face.track import Tracker, Tracking
+from worldmodel.face.track import Tracker, Tracking, Tracks
 from worldmodel.face.watermark import Watermark
 from worldmodel.face.writing import STREAMS, ImageSink, LiveSink, Sink
 from worldmodel.options import check_range, check_threads
@@ -127,9 +127,10 @@ def stream(source: Source, sink: Sink, swapper: Swapper[Any], marks: tuple[Mark,
         writing = Behind(sink.write, DEPTH)
         try:
             events = _after(ahead(source, DEPTH), skipped, WARM)
-            for group, new in _chunks(events, swapper.generator.chunk):
-                pictures = [event for event in group if isinstance(event, Picture)]
-                seams, state = swapper.chunk(pictures, info.time_base, state)
+            groups = _chunks(events, swapper.generator.chunk)
+            for group, new, seen in ahead(_tracked(groups, swapper, info.time_base), 1):
+                pictures = _pictures(group)
+                seams, state = swapper.swap(pictures, seen, state)
                 if not new:
                     continue
                 for event in group:
@@ -176,6 +177,21 @@ def _chunks(
         new = fresh
     if group:
         yield group, new
+
+
+def _tracked(
+    groups: Iterable[tuple[list[Picture | Sound], bool]], swapper: Swapper[Any], time_base: Fraction
+) -> Iterator[tuple[list[Picture | Sound], bool, list[Tracks]]]:
+    """The same groups with the tracks in their pictures."""
+    tracks: Tracks | None = None
+    for group, new in groups:
+        seen = swapper.track(_pictures(group), time_base, tracks)
+        tracks = seen[-1] if seen else tracks
+        yield group, new, seen
+
+
+def _pictures(group: list[Picture | Sound]) -> list[Picture]:
+    return [event for event in group if isinstance(event, Picture)]
 
 
 def default_networks() -> Networks:

@@ -80,19 +80,28 @@ class Swapper[S: State]:
 
         Fewer than K pictures, at the end of a stream, are continued by the last one.
         """
-        if not pictures:
-            return [], state
-        length = self.generator.chunk
+        return self.swap(pictures, self.track(pictures, time_base, state.tracks), state)
+
+    def track(self, pictures: Sequence[Picture], time_base: Fraction, tracks: Tracks | None) -> list[Tracks]:
+        """The tracks in each picture, after those before. Its own part of `chunk`, which may run ahead of the rest."""
         seen: list[Tracks] = []
         with self.times.stage("track"):
-            tracks = state.tracks
             for picture in pictures:
                 tracks = self.tracker.step(tracks, picture.pixels, float(picture.pts * time_base))
                 seen.append(tracks)
+        return seen
+
+    def swap(
+        self, pictures: Sequence[Picture], seen: Sequence[Tracks], state: Swapping[S]
+    ) -> tuple[list[list[Seam]], Swapping[S]]:
+        """The other part of `chunk`: swap the faces that were tracked."""
+        if not pictures:
+            return [], state
+        length = self.generator.chunk
         rows = [self._row(seen, slot) for slot in range(self.rows)]
         if not any(any(row) for row in rows):
             self.times.pictures += len(pictures)
-            return [[] for _ in pictures], replace(state, tracks=tracks)
+            return [[] for _ in pictures], replace(state, tracks=seen[-1])
         with self.times.stage("crop"):
             control = self._control(pictures, rows, length)
         names, fresh = self._names(rows, state.names)
@@ -112,9 +121,9 @@ class Swapper[S: State]:
                         matches[b], seam = self._paste(picture, track, control, faces, b, k, matches[b], seconds)
                         seams[k].append(seam)
         self.times.pictures += len(pictures)
-        return seams, Swapping(generated, tracks, names, tuple(matches))
+        return seams, Swapping(generated, seen[-1], names, tuple(matches))
 
-    def _row(self, seen: list[Tracks], slot: int) -> list[Track | None]:
+    def _row(self, seen: Sequence[Tracks], slot: int) -> list[Track | None]:
         """Who is shown swapped in a slot, per picture."""
         return [next((t for t in tracks.visible if t.slot == slot and t.weight > 0), None) for tracks in seen]
 

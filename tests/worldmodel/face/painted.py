@@ -149,12 +149,12 @@ def sound_packets(path: Path) -> list[bytes]:
 
 def interrupt_third_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C as the third chunk from now on is begun, once."""
-    swapped, calls = Swapper.chunk, []
+    swapped, calls = Swapper.swap, []
 
-    def interrupted(self, pictures, time_base, state):
+    def interrupted(self, pictures, seen, state):
         calls.append(len(pictures))
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return swapped(self, pictures, time_base, state)
+        return swapped(self, pictures, seen, state)
 
-    monkeypatch.setattr(Swapper, "chunk", interrupted)
+    monkeypatch.setattr(Swapper, "swap", interrupted)
