@@ -6,8 +6,8 @@ worldmodel swap VIDEO --method runs/heads_swap --reference FACE --consent FILE -
 
 Regions of 64 pixels are their own latents, cut into patches of 8, and nothing is lost between an autoencoder and its
 pixels. A patch has 192 numbers of noise, as many as the model is wide and more than it carries beside all else, so that
-it predicts clean pixels (`predicts`). `configs/heads_swap_rollouts.py`
-goes on from it on its own rollouts.
+it predicts clean pixels (`predicts`), and flow times lie nearer to noise, where what is given must be learned to be
+used. `configs/heads_swap_rollouts.py` goes on from it on its own rollouts.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from worldmodel.models.dit import DiTConfig
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.joint_rec_id import JointRecId
 from worldmodel.objectives.swap_matching import SwapMatching
-from worldmodel.optim import AdamW, Schedule
+from worldmodel.optim import Muon, Schedule
 from worldmodel.sampler import Euler
 
 
@@ -40,9 +40,9 @@ def run() -> SwapRun:
             heads=6,
             hidden=768,
         ),
-        objective=SwapMatching(identity=JointRecId(embedder=Path("runs/heads_embedder"))),
+        objective=SwapMatching(identity=JointRecId(embedder=Path("runs/heads_embedder")), mean=0.8),
         stream=StreamConfig(memory=WindowConfig(sink=1, ring=4), sampler=Euler(steps=4)),
-        optimizer=AdamW(lr=5e-4, weight_decay=1e-2),
+        optimizer=Muon(lr=2e-3),
         schedule=Schedule(shape="cosine", warmup=50, floor=0.05),
         out=Path("runs/heads_swap"),
         seed=0,

@@ -21,7 +21,7 @@ def run() -> SwapRun:
         first,
         data=replace(first.data, length=first.model.chunk * (rollouts.chunks[1] + rollouts.last), seed=1),
         objective=replace(first.objective, rollouts=rollouts),
-        optimizer=replace(first.optimizer, lr=1e-4),
+        optimizer=replace(first.optimizer, lr=4e-4),
         init=first.out,
         out=Path("runs/heads_swap_rollouts"),
         steps=500,
