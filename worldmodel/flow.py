@@ -33,6 +33,11 @@ def clean(x_t: Tensor, v: Tensor, t: Tensor) -> Tensor:
     return x_t - _like(t, x_t) * v
 
 
+def towards(x: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+    """The inverse of `clean` for t > 0: the velocity of the line through x_t that meets t = 0 at x."""
+    return (x_t - x) / _like(t, x_t)
+
+
 def noise_of(x_t: Tensor, v: Tensor, t: Tensor) -> Tensor:
     """Where the line through x_t with velocity v meets t = 1: the predicted noise."""
     return x_t + (1 - _like(t, x_t)) * v

@@ -38,6 +38,7 @@ def test_identities(point):
     x_t, v = flow.interpolate(x, noise, t), flow.velocity(x, noise)
     close(v, noise - x)
     close(flow.clean(x_t, v, t), x)
+    close(flow.towards(x, x_t, t), v)
     close(flow.noise_of(x_t, v, t), noise)
     s = t * 0.3
     close(flow.euler(x_t, v, t, s), flow.interpolate(x, noise, s))  # the path is straight

@@ -419,7 +419,7 @@ class DiT(nn.Module):
             shift, scale = (self.table_out + e[:, :, None].float()).unbind(2)
             out = self.patch_out(modulate(h, shift, scale, self.cfg.eps).to(x.dtype))
         made = F.pixel_shuffle(out.transpose(2, 3).unflatten(3, self.cfg.grid), self.cfg.patch)
-        return made if self.cfg.predicts == "velocity" else (x - made) / t.clamp_min(LEAST_TIME)[..., None, None, None]
+        return made if self.cfg.predicts == "velocity" else flow.towards(made, x, t.clamp_min(LEAST_TIME))
 
     def _kept(self, x: Tensor, t: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor, list[Written]]:
         """What the memory takes: keys (not rotated) and values [L, B, h, F * n, D / h], and for fast weights."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from worldmodel import flow
 from worldmodel.chunk import Chunk, Control
 from worldmodel.memory import Geometry, Memory, MemoryConfig
 from worldmodel.sampler import Streamable
@@ -46,7 +47,7 @@ class OneStep(nn.Module, ABC):
 
     def velocity(self, x_t: Tensor, t: Tensor, prepared: Tensor) -> Tensor:
         """The velocity [B, 1, C, H, W] of the straight path from the prediction through x_t, at flow times t [B, 1]."""
-        return (x_t - prepared) / t[..., None, None, None].to(x_t.dtype)
+        return flow.towards(prepared, x_t, t)
 
     def remember(self, chunk: Chunk, state: State, time: float = 0.0) -> Memory:
         """The memory as it is: the state keeps the newest frame by itself."""
