@@ -320,7 +320,7 @@ def test_the_same_keys_in_another_world(world, base, serving, open_page) -> None
         assert page.locator("#before-screen").is_hidden()
         page.keyboard.down("w")
         page.wait_for_selector(".key.down")
-        page.wait_for_timeout(300)
+        page.wait_for_timeout(1000)
         page.keyboard.up("w")
         while session.projector.index < 400:  # long enough to press "faster" in time
             page.wait_for_timeout(20)
@@ -331,6 +331,7 @@ def test_the_same_keys_in_another_world(world, base, serving, open_page) -> None
             page.wait_for_selector(f'#worlds button[data-world="{name}"][aria-checked="true"]')
             page.wait_for_selector("#before-screen", state="visible")
             assert page.text_content("#before-name") == f"{before}, before"
+            page.wait_for_function("() => window.lit.length > 0")  # the page may skip pictures that come faster
             page.click("#faster")
             page.wait_for_selector('#veil[data-kind="over"]')
             assert set(page.evaluate("window.lit")) == {"↑Wforward"}  # the recorded one
