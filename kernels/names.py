@@ -2,6 +2,6 @@
 
 from typing import Literal, get_args
 
-Name = Literal["triton", "xformers", "flex", "sdpa", "reference"]
-Setting = Literal["auto", "triton", "xformers", "flex", "sdpa", "reference"]
+Name = Literal["triton", "xformers", "flex", "sdpa", "grid_sample", "reference"]
+Setting = Literal["auto", "triton", "xformers", "flex", "sdpa", "grid_sample", "reference"]
 SETTINGS: tuple[Setting, ...] = get_args(Setting)

@@ -9,7 +9,7 @@ from worldmodel.kernels import arguments, triton_needs
 from worldmodel.kernels.arguments import FLOATS
 from worldmodel.kernels.backend import Backend, Op
 
-from . import reference
+from . import reference, sampled
 
 __all__ = ["REGION_WARP", "Paste", "region_warp"]
 
@@ -47,6 +47,15 @@ def _triton(call: Paste) -> None:
     torch.ops.worldmodel.region_warp(call.frame, call.patch, call.mask, call.inverse, call.corner, call.size)
 
 
+def _no_floats(call: Paste) -> tuple[str, ...]:
+    others = [
+        f"{name} is {x.dtype}"
+        for name in ("patch", "mask", "inverse")
+        if (x := getattr(call, name)).dtype != torch.float32
+    ]
+    return tuple(f"{other}, not torch.float32" for other in others)
+
+
 def _never(call: object) -> tuple[str, ...]:
     return ()
 
@@ -55,6 +64,12 @@ REGION_WARP = Op(
     "region_warp",
     (
         Backend("triton", _reasons, _triton, auto=("cuda",)),
+        Backend(
+            "grid_sample",
+            _no_floats,
+            lambda c: sampled.region_warp(c.frame, c.patch, c.mask, c.inverse, c.corner, c.size),
+            auto=("cpu",),
+        ),
         Backend(
             "reference",
             _never,

@@ -100,7 +100,8 @@ def test_the_setting_survives_an_exception_and_rejects_unknown_names():
 def test_explain_names_the_reasons_of_every_backend():
     missing = ("double has no such backend",)
     assert DOUBLE.explain(Doubled(torch.ones(3))) == {
-        "triton": ("no GPU",), "xformers": missing, "flex": (ODD,), "sdpa": (), "reference": (),
+        "triton": ("no GPU",), "xformers": missing, "flex": (ODD,), "sdpa": (), "grid_sample": missing,
+        "reference": (),
     }  # fmt: skip
 
 

@@ -8,12 +8,13 @@ from worldmodel.kernels.overview import overview
 
 def test_on_a_cpu_triton_has_its_reason_and_libraries_are_named():
     before = backend.fallbacks()
-    attention, rest = overview(torch.device("cpu"))
+    attention, rest, paste = overview(torch.device("cpu"))
     assert attention.ops == ("attention",) and attention.backend == "sdpa"
     (why,) = triton_needs.reasons(torch.device("cpu"))
     assert attention.others["triton"] == rest.others["triton"] == why
     assert attention.others["flex"] == "only by name" and "xformers" in attention.others
     assert rest.backend == "reference" and rest.others.keys() == {"triton"}
+    assert paste.ops == ("region_warp",) and paste.backend == "grid_sample"
     assert {"modulate", "gated_residual", "qk_norm_rope", "write_ring", "euler", "renoise", "normal"} <= {*rest.ops}
     assert backend.fallbacks() == before
 

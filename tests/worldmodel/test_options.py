@@ -59,6 +59,6 @@ def test_a_backend_that_cannot_and_one_that_there_is_not_are_one_line() -> None:
     with pytest.raises(UserError, match=told), use_backend("triton"):
         raise backend.BackendError("euler: the backend triton cannot: no GPU")
     assert backend.setting() == "auto"
-    told = r"^--backend must be one of auto, triton, xformers, flex, sdpa, reference, not 'cuda'$"
+    told = r"^--backend must be one of auto, triton, xformers, flex, sdpa, grid_sample, reference, not 'cuda'$"
     with pytest.raises(UserError, match=told), use_backend("cuda"):
         pass

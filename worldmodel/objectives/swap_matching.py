@@ -179,7 +179,7 @@ class SwapMatchingObjective(Objective):
         return flow.interpolate(x, eps, t), t, flow.velocity(x, eps)
 
     def _error(self, off: Tensor, seen: Tensor) -> Tensor:
-        """Mean squares [B, K] of velocities' errors [B, K, C, h, w], weighted by how much will be seen of each place."""
+        """Mean squares [B, K] of errors of velocities [B, K, C, h, w], weighted by how much is seen of each place."""
         weight = seen + self.cfg.surroundings * (1 - seen)
         return (off.square().mean(2, keepdim=True) * weight).sum((2, 3, 4)) / weight.sum((2, 3, 4))
 

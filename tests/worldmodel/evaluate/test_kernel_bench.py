@@ -87,7 +87,7 @@ def test_every_operation_and_its_ways(everything):
         "qk_norm_rope": {"reference", "eager"},
         "prefix_attention": {"shared", "copies"},
         "renoise": {"reference", "eager"},
-        "region_warp": {"reference", "whole_frame"},
+        "region_warp": {"grid_sample", "reference", "whole_frame"},
     }
     assert {op: set(work.arms) for op, work in everything.items()} == wanted
     assert all(work.own in work.arms for work in everything.values())
