@@ -100,10 +100,6 @@ class RegionCodec:
         maps = maps * target.active[..., None, None, None]
         return ConditionControl(torch.cat((around, mask, maps), 2))
 
-    def seen(self, control: ConditionControl) -> Tensor:
-        """How much of every cell of a condition's frames will be seen, [B, T, 1, h, w] in 0..1."""
-        return control.condition[:, :, self.tokenizer.channels : self.tokenizer.channels + 1]
-
     def reference(self, pictures: Tensor, chunk: int) -> Chunk[ConditionControl]:
         """The chunk that a stream's memory begins with: reference regions [B, R', 3, S, S], R' any number from 1 on.
 

@@ -54,19 +54,16 @@ class ShortContext:
 
 @dataclass(frozen=True, kw_only=True)
 class SwapMatching:
-    """Configuration. identity: None is pure flow matching. rollouts: None is teacher forcing. surroundings: weight in
-    the reconstruction of what the mask hides, beside 1 of what will be seen. mean, std: of the logit-normal flow times,
-    one per chunk; shift: of their schedule."""
+    """Configuration. identity: None is pure flow matching. rollouts: None is teacher forcing. mean, std: of the
+    logit-normal flow times, one per chunk; shift: of their schedule."""
 
     identity: JointRecId | None = None
     rollouts: ShortContext | None = None
-    surroundings: float = 1.0
     mean: float = 0.0
     std: float = 1.0
     shift: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("swap matching: surroundings", self.surroundings, 1e-3, 1)
         check_number("swap matching: shift", self.shift, 1e-3, 1e3)
         check_number("swap matching: mean", self.mean, -10, 10)
         check_number("swap matching: std", self.std, 0, 10)
@@ -116,7 +113,7 @@ class SwapMatchingObjective(Objective):
             yield loss / len(clips)
 
     def loss(self, clip: Clip[SwapControl]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss [] of a clip, and its parts: `reconstruction`, the weighted error of the velocity, and `cosine`
+        """The loss [] of a clip, and its parts: `reconstruction`, the mean squared error of the velocity, and `cosine`
         of the predicted faces with their reference, where there is a recogniser."""
         size, rollouts = self.model.chunk, self.cfg.rollouts
         self.cfg.check(size, clip.x.shape[1])
@@ -160,7 +157,7 @@ class SwapMatchingObjective(Objective):
             if i >= first:
                 x_t, t, v = self._noised(x[:, part], index, i)
                 found = self.model.velocity(x_t, t, self.model.prepare(control, state))
-                errors.append(self._error(found.float() - v, self.codec.seen(control)))
+                errors.append((found.float() - v).square().flatten(2).mean(-1))
                 times.append(t)
                 if self.likeness is not None and who is not None:
                     cosines.append(self._cosine(self.likeness, flow.clean(x_t, found, t), who))
@@ -178,11 +175,14 @@ class SwapMatchingObjective(Objective):
         t = flow.shift(level, self.cfg.shift).expand(-1, x.shape[1])
         return flow.interpolate(x, eps, t), t, flow.velocity(x, eps)
 
+<<<<<<< HEAD
     def _error(self, off: Tensor, seen: Tensor) -> Tensor:
         """Mean squares [B, K] of errors of velocities [B, K, C, h, w], weighted by how much is seen of each place."""
         weight = seen + self.cfg.surroundings * (1 - seen)
         return (off.square().mean(2, keepdim=True) * weight).sum((2, 3, 4)) / weight.sum((2, 3, 4))
 
+=======
+>>>>>>> parent of 0d5218e (Swap matching: what the mask hides can count less in the reconstruction)
     def _cosine(self, likeness: Likeness, x: Tensor, who: Tensor) -> Tensor:
         identity = self.cfg.identity
         with torch.set_grad_enabled(torch.is_grad_enabled() and identity is not None and identity.differentiates):

@@ -136,25 +136,6 @@ def test_the_loss_of_a_new_model_is_known(variant: Variant | None) -> None:
         torch.testing.assert_close(parts["cosine"], torch.cat(cosines, 1).mean(), rtol=1e-5, atol=1e-6)
 
 
-def test_what_the_mask_hides_counts_less() -> None:
-    """A tenth beside what will be seen, in the mean over a frame; validation is that of whole regions."""
-    made, clip = objective(), small_clip()
-    made.cfg = replace(made.cfg, surroundings=0.1)
-    made = made.cfg.build(CFG.build(), made.codec, made.stream, 11, None)
-    mask, errors = clip.control.target.mask, []
-    assert 0.05 < mask.mean() < 0.95
-    for number in range(4):
-        part = slice(2 * number, 2 * number + 2)
-        weight = (0.1 + 0.9 * mask[:, part]).expand(-1, -1, 3, -1, -1)
-        squares = (drawn(clip, number)[0] - clip.x[:, part]).square()
-        errors.append((squares * weight).sum((2, 3, 4)) / weight.sum((2, 3, 4)))
-    torch.testing.assert_close(made.loss(clip)[0], torch.cat(errors, 1).mean(), rtol=1e-5, atol=1e-6)
-    whole = replace(made.cfg, surroundings=1.0).build(made.roles["model"], made.codec, made.stream, 11, None)
-    assert made.validate(clip)["loss"] == whole.validate(clip)["loss"]
-    with pytest.raises(UserError, match="surroundings must be in"):
-        SwapMatching(surroundings=0)
-
-
 def test_frames_without_a_face_carry_no_loss() -> None:
     made, clip = objective("noise_gated"), small_clip()
     some = torch.ones(2, 8, dtype=torch.bool).index_fill(1, torch.tensor([0, 1]), False)
