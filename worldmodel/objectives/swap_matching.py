@@ -175,14 +175,6 @@ class SwapMatchingObjective(Objective):
         t = flow.shift(level, self.cfg.shift).expand(-1, x.shape[1])
         return flow.interpolate(x, eps, t), t, flow.velocity(x, eps)
 
-<<<<<<< HEAD
-    def _error(self, off: Tensor, seen: Tensor) -> Tensor:
-        """Mean squares [B, K] of errors of velocities [B, K, C, h, w], weighted by how much is seen of each place."""
-        weight = seen + self.cfg.surroundings * (1 - seen)
-        return (off.square().mean(2, keepdim=True) * weight).sum((2, 3, 4)) / weight.sum((2, 3, 4))
-
-=======
->>>>>>> parent of 0d5218e (Swap matching: what the mask hides can count less in the reconstruction)
     def _cosine(self, likeness: Likeness, x: Tensor, who: Tensor) -> Tensor:
         identity = self.cfg.identity
         with torch.set_grad_enabled(torch.is_grad_enabled() and identity is not None and identity.differentiates):
