@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +22,8 @@ class Match:
     offset: NDArray[np.float32]
 
     def apply(self, patch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Colours [..., 3]."""
-        return patch @ self.factor.T + self.offset
+        """Colours of a picture [H, W, 3]."""
+        return np.asarray(cv2.transform(patch, np.column_stack((self.factor, self.offset))), np.float32)
 
     def towards(self, other: "Match", seconds: float) -> "Match":
         """Some time later, on the way to another match."""

@@ -67,6 +67,7 @@ class Swapper[S: State]:
         self.tracker, self.generator, self.reference, self.occlusion = tracker, generator, reference, occlusion
         self.rows = tracker.settings.faces
         self.mask = soft_mask(generator.size)
+        self.border = ring(self.mask)
         self.times = Times()
 
     def begin(self) -> Swapping[S]:
@@ -158,8 +159,8 @@ class Swapper[S: State]:
         before: Match | None, seconds: float,
     ) -> tuple[Match, Seam]:  # fmt: skip
         mask = control.mask[b, k, 0].numpy() * np.float32(track.weight)
-        crop, border = control.crops[b, k], ring(self.mask)
-        found = blend(picture.pixels, faces[b, k], crop, mask, border, track.pose, before, seconds)
+        crop = control.crops[b, k]
+        found = blend(picture.pixels, faces[b, k], crop, mask, self.border, track.pose, before, seconds)
         return found, Seam(track.pose, mask)
 
 

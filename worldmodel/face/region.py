@@ -88,4 +88,4 @@ def to_crops(crops: NDArray[np.uint8]) -> Tensor:
 
 def to_patch(crop: Tensor) -> NDArray[np.float32]:
     """fp32 [3, S, S] in -1..1 -> [S, S, 3] in 0..255, not rounded."""
-    return np.ascontiguousarray(((crop.clamp(-1, 1) + 1) * 127.5).movedim(0, -1).cpu().numpy())
+    return crop.clamp(-1, 1).add_(1).mul_(127.5).movedim(0, -1).contiguous().cpu().numpy()

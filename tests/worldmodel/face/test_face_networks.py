@@ -13,7 +13,7 @@ from worldmodel.face.alignment import apply, invert, turned_away
 from worldmodel.face.command import default_networks
 from worldmodel.face.faces import Networks
 from worldmodel.face.generator import CopyPaste
-from worldmodel.face.networks.detector import ANCHORS, TinyFaceDetector, decode
+from worldmodel.face.networks.detector import ANCHORS, OVERLAP, TinyFaceDetector, best, decode
 from worldmodel.face.networks.identity import DlibResNet
 from worldmodel.face.networks.landmarks import EXPRESSIONS, Expression
 from worldmodel.face.occlude import SkinColour
@@ -183,3 +183,16 @@ def test_a_face_that_leaves_is_let_go(networks: Networks) -> None:
         seen.append(bool(tracks.visible) and tracks.visible[0].weight > 0)
     assert seen[0] and not seen[-1]
     assert sum(a != b for a, b in pairwise(seen)) == 1  # once, and no flicker
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 40])
+def test_overlapping_boxes_leave_what_torchvision_leaves(count: int) -> None:
+    from torchvision.ops import nms
+
+    rng = np.random.default_rng(count)
+    for _ in range(20):
+        corner, sides = rng.random((count, 2)) * 100, rng.random((count, 2)) * 60 + 1
+        boxes = np.concatenate((corner, corner + sides), 1).astype(np.float32)
+        scores = rng.random(count).astype(np.float32)
+        wanted = nms(torch.from_numpy(boxes), torch.from_numpy(scores), OVERLAP).numpy()
+        np.testing.assert_array_equal(best(boxes, scores), wanted)

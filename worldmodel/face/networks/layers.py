@@ -5,6 +5,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def conv_same(x: Tensor, filters: Tensor, bias: Tensor | None, stride: int, groups: int = 1) -> Tensor:
+    """A convolution with TensorFlow's "same" padding; without a copy of x where it is the same on all sides."""
+    kernel = filters.shape[-1]
+    if stride == 1 and kernel % 2:
+        return F.conv2d(x, filters, bias, padding=kernel // 2, groups=groups)
+    return F.conv2d(same(x, kernel, stride), filters, bias, stride, groups=groups)
+
+
 def same(x: Tensor, kernel: int, stride: int) -> Tensor:
     """TensorFlow's "same" padding: the odd pixel right and below."""
     height, width = x.shape[-2:]
@@ -22,7 +30,8 @@ class Conv(nn.Module):
         self.kernel, self.stride, self.padded = kernel, stride, padded
 
     def forward(self, x: Tensor) -> Tensor:
-        x = same(x, self.kernel, self.stride) if self.padded else x
+        if self.padded:
+            return conv_same(x, self.filters, self.bias, self.stride)
         return F.conv2d(x, self.filters, self.bias, self.stride)
 
 
@@ -37,7 +46,7 @@ class SeparableConv(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.conv2d(same(x, 3, self.stride), self.depthwise_filter, None, self.stride, groups=x.shape[1])
+        x = conv_same(x, self.depthwise_filter, None, self.stride, groups=x.shape[1])
         return F.conv2d(x, self.pointwise_filter, self.bias)
 
 
