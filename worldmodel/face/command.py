@@ -1,5 +1,6 @@
 """`worldmodel swap`: the stream from a source to a sink, with what responsible use asks for."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from fractions import Fraction
@@ -101,10 +102,10 @@ def swap(
 
 
 class Done:
-    """What a stream did: pictures in and swapped, whether it was stopped."""
+    """What a stream did: pictures in and swapped, in how many seconds, whether it was stopped."""
 
     def __init__(self) -> None:
-        self.pictures, self.swapped, self.stopped = 0, 0, False
+        self.pictures, self.swapped, self.seconds, self.stopped = 0, 0, 0.0, False
 
 
 Mark = Callable[[NDArray[np.uint8]], None]  # draws on a picture, in place
@@ -122,9 +123,16 @@ def stream(source: Source, sink: Sink, swapper: Swapper[Any], marks: tuple[Mark,
     """Run a source through a swapper into a sink, until it ends or a person stops it. Memory does not grow."""
     done, info = Done(), source.info
     skipped = sink.done if isinstance(sink, Parts) else 0
-    state = swapper.begin()
+    state, began = swapper.begin(), time.perf_counter()
+
+    def write(event: Picture | Sound) -> None:
+        if isinstance(event, Picture):
+            for mark in marks:
+                mark(event.pixels)
+        sink.write(event)
+
     with StopSignal() as signal, progress_bar("swap", info.frames or 0, done=skipped, unit="frames") as advance:
-        writing = Behind(sink.write, DEPTH)
+        writing = Behind(write, DEPTH)
         try:
             events = _after(ahead(source, DEPTH), skipped, WARM)
             groups = _chunks(events, swapper.generator.chunk)
@@ -134,9 +142,6 @@ def stream(source: Source, sink: Sink, swapper: Swapper[Any], marks: tuple[Mark,
                 if not new:
                     continue
                 for event in group:
-                    if isinstance(event, Picture):
-                        for mark in marks:
-                            mark(event.pixels)
                     writing.put(event)
                 done.pictures += len(pictures)
                 done.swapped += sum(bool(seam) for seam in seams)
@@ -149,6 +154,7 @@ def stream(source: Source, sink: Sink, swapper: Swapper[Any], marks: tuple[Mark,
             writing.abandon()
             raise
         sink.close()
+    done.seconds = time.perf_counter() - began
     return done
 
 
@@ -241,8 +247,10 @@ def _summary(swapper: Swapper[Any], source: Source, done: Done) -> str:
     per = {name: 1e3 * seconds / max(times.pictures, 1) for name, seconds in times.seconds.items()}
     stages = ", ".join(f"{name} {milliseconds:.1f} ms" for name, milliseconds in per.items())
     late = 1e3 * swapper.generator.chunk / float(source.info.rate)
+    rate = done.pictures / max(done.seconds, 1e-9)
     text = (
-        f"{done.pictures} pictures, {done.swapped} with a swapped face; per picture: {stages}; a chunk is {late:.0f} ms"
+        f"{done.pictures} pictures, {done.swapped} with a swapped face, {rate:.1f} a second; per picture: {stages}; a "
+        f"chunk is {late:.0f} ms"
     )
     if source.damaged:
         text += f"; {source.damaged} damaged packets were skipped"

@@ -13,9 +13,9 @@ from worldmodel.face.alignment import apply, invert, turned_away
 from worldmodel.face.command import default_networks
 from worldmodel.face.faces import Networks
 from worldmodel.face.generator import CopyPaste
-from worldmodel.face.networks.detector import ANCHORS, OVERLAP, TinyFaceDetector, best, decode
+from worldmodel.face.networks.detector import ANCHORS, OVERLAP, TinyDetector, TinyFaceDetector, best, decode
 from worldmodel.face.networks.identity import DlibResNet
-from worldmodel.face.networks.landmarks import EXPRESSIONS, Expression
+from worldmodel.face.networks.landmarks import EXPRESSIONS, Expression, Landmarks68
 from worldmodel.face.occlude import SkinColour
 from worldmodel.face.packages import CAR_CLIP, FACE_CLIPS, find
 from worldmodel.face.pipeline import Swapper, reference_face
@@ -196,3 +196,16 @@ def test_overlapping_boxes_leave_what_torchvision_leaves(count: int) -> None:
         scores = rng.random(count).astype(np.float32)
         wanted = nms(torch.from_numpy(boxes), torch.from_numpy(scores), OVERLAP).numpy()
         np.testing.assert_array_equal(best(boxes, scores), wanted)
+
+
+@REAL
+@pytest.mark.parametrize("size", [224, 416])
+def test_what_runs_is_the_network(size: int) -> None:
+    """ONNX Runtime's sums against torch's, one picture and several."""
+    rng = np.random.default_rng(size)
+    looked_at = ((TinyDetector(size), size), (Landmarks68(), 112))
+    for model, side in looked_at:
+        for count in (1, 3):
+            pictures = rng.integers(0, 256, (count, side, side, 3), np.uint8)
+            wanted = model.network(torch.from_numpy(pictures).movedim(-1, 1).float())
+            torch.testing.assert_close(torch.from_numpy(model._see(pictures)), wanted, rtol=1e-4, atol=1e-5)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from worldmodel.face.networks.inference import seeing
 from worldmodel.face.networks.layers import Conv, SeparableConv, centred, channels_last, same
 from worldmodel.face.networks.published import load
 
@@ -56,9 +57,9 @@ class TinyDetector:
     def __init__(self, size: int = 224, least: float = 0.5, device: str = "cpu") -> None:
         network = load(TinyFaceDetector(), "tiny_face_detector")
         self.network = channels_last(network).to(device)
-        self.size, self.least, self.device = size, least, device
+        self.size, self.least = size, least
+        self._see = seeing(self.network, size, device)
 
-    @torch.no_grad()
     def detect(self, picture: NDArray[np.uint8]) -> NDArray[np.float32]:
         """[N, 5]: left, top, right, bottom in pixels and score, the best first."""
         height, width = picture.shape[:2]
@@ -68,8 +69,7 @@ class TinyDetector:
         )
         square = np.zeros((self.size, self.size, 3), np.uint8)
         square[: small.shape[0], : small.shape[1]] = small
-        x = torch.from_numpy(square).to(self.device)[None].permute(0, 3, 1, 2).float()
-        boxes, scores = decode(self.network(x)[0].cpu())
+        boxes, scores = decode(torch.from_numpy(self._see(square[None])[0]))
         boxes, scores = boxes[scores >= self.least] * max(height, width) - 0.5, scores[scores >= self.least]
         kept = best(boxes.numpy(), scores.numpy())
         return torch.cat((boxes, scores[:, None]), 1).numpy()[kept]

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from worldmodel.face.networks.inference import seeing
 from worldmodel.face.networks.layers import Conv, Linear, SeparableConv, centred, channels_last
 from worldmodel.face.networks.published import load
 
@@ -54,13 +55,11 @@ class Landmarks68:
 
     def __init__(self, device: str = "cpu") -> None:
         self.network = channels_last(load(FaceFeatures(136), "face_landmark_68")).to(device)
-        self.device = device
+        self._see = seeing(self.network, SIZE, device)
 
-    @torch.no_grad()
     def points(self, crops: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Crops [N, 112, 112, 3] of upright faces -> [N, 68, 2] places in pixels of the crop."""
-        x = torch.from_numpy(crops).to(self.device).permute(0, 3, 1, 2).float()
-        return self.network(x).reshape(-1, 68, 2).cpu().double().numpy() * SIZE - 0.5
+        return self._see(crops).reshape(-1, 68, 2).astype(np.float64) * SIZE - 0.5
 
 
 class Expression:

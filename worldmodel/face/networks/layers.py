@@ -15,7 +15,7 @@ def conv_same(x: Tensor, filters: Tensor, bias: Tensor | None, stride: int, grou
 
 def same(x: Tensor, kernel: int, stride: int) -> Tensor:
     """TensorFlow's "same" padding: the odd pixel right and below."""
-    height, width = x.shape[-2:]
+    height, width = map(int, x.shape[-2:])  # constants of a trace
     down, right = (max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in (height, width))
     return F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2)) if down or right else x
 
