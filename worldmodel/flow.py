@@ -38,6 +38,13 @@ def towards(x: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
     return (x_t - x) / _like(t, x_t)
 
 
+def expected(x_t: Tensor, t: Tensor) -> Tensor:
+    """What x_t says of data of unit variance, by the best linear estimate: x_t (1 - t) / ((1 - t)^2 + t^2), which is
+    the data itself at t = 0 and 0 at t = 1."""
+    t = _like(t, x_t)
+    return x_t * ((1 - t) / ((1 - t) ** 2 + t**2))
+
+
 def noise_of(x_t: Tensor, v: Tensor, t: Tensor) -> Tensor:
     """Where the line through x_t with velocity v meets t = 1: the predicted noise."""
     return x_t + (1 - _like(t, x_t)) * v

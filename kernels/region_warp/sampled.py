@@ -19,7 +19,7 @@ def region_warp(
         x0, y0, x1, y1 = max(x0, 0), max(y0, 0), min(x0 + size[1], width), min(y0 + size[0], height)
         if x1 <= x0 or y1 <= y0:
             continue
-        grid = _grid(inverse[b], (x0, y0, x1, y1), mask.shape[1:])
+        grid = _grid(inverse[b], (x0, y0, x1, y1), (mask.shape[1], mask.shape[2]))
         new = _sampled(patch[b].movedim(-1, 0), grid, "border").movedim(0, -1)
         seen = _sampled(mask[b][None], grid, "zeros").movedim(0, -1)
         region = frame[b, y0:y1, x0:x1]

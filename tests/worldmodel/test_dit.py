@@ -435,7 +435,8 @@ def test_a_condition_goes_through_the_first_layer_beside_its_own_frame():
     x_t, prepared = noisy(clip, t), model._prepare(clip.control, torch.arange(8).expand(2, -1), (), None)
     cells = clip.control.condition.unflatten(-2, (2, 2)).unflatten(-1, (3, 2))  # [B, F, c, rows, p, columns, q]
     own = torch.einsum("bfcipjq,dcpq->bfijd", cells, weight[:, 8:].unflatten(1, (3, 2, 2))).flatten(2, 3)
-    close(model._tokens(x_t, prepared, None) - own, plain._tokens(x_t, replace(prepared, condition=None), None), 1e-5)
+    without = plain._tokens(x_t, t, replace(prepared, condition=None), None)
+    close(model._tokens(x_t, t, prepared, None) - own, without, 1e-5)
     with_it = model.clip(x_t, t, clip.control)
     changed = ConditionControl(clip.control.condition + torch.eye(8)[5].reshape(8, 1, 1, 1))
     difference = (model.clip(x_t, t, changed) - with_it).abs().amax((0, 2, 3, 4))
@@ -446,13 +447,13 @@ def test_a_condition_goes_through_the_first_layer_beside_its_own_frame():
 
 
 def test_a_predicted_clean_frame_is_turned_into_its_velocity():
-    """The same weights make a velocity, or a frame x whose velocity is (x_t - x) / t, with t of 0.05 or more."""
+    """The same weights make a velocity, or of `flow.expected` a frame x: (x_t - x) / t, t at least 0.05."""
     plain, model = small_dit(), small_dit(predicts="clean")
     model.load_state_dict(plain.state_dict())
     clip = small_clip(model)
     t = torch.tensor((0.9, 0.05, 0.01, 0.0)).repeat_interleave(2).expand(2, -1)
     x_t = noisy(clip, t)
-    made = plain.clip(x_t, t, clip.control)
+    made = plain.clip(flow.expected(x_t, t), t, clip.control)
     divisor = torch.tensor((0.9, 0.05, 0.05, 0.05)).repeat_interleave(2)[:, None, None, None]
     found = model.clip(x_t, t, clip.control)
     close(found, (x_t - made) / divisor, 1e-5)
@@ -461,6 +462,9 @@ def test_a_predicted_clean_frame_is_turned_into_its_velocity():
         state = start(model, FullConfig(), SEEDS)
         prepared = model.prepare(clip.control.frames(0, 2), state)
         close(model.velocity(x_t[:, :2], t[:, :2], prepared), found[:, :2], 1e-5)
+        pure, other = torch.ones(2, 2), torch.randn_like(x_t[:, :2])  # of pure noise nothing is left in the frame
+        first, second = (flow.clean(x, model.velocity(x, pure, prepared), pure) for x in (x_t[:, :2], other))
+        close(first, second, 1e-5)
 
 
 def test_a_condition_of_another_shape_and_none_are_errors():

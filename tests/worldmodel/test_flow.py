@@ -46,6 +46,19 @@ def test_identities(point):
     close(flow.euler(x_t, v, t, torch.ones_like(t)), noise)
 
 
+def test_what_is_expected_is_the_regression_of_the_data() -> None:
+    """The slope of x on x_t over many draws of unit variance; the data itself and nothing at the ends."""
+    rng = torch.Generator().manual_seed(1)
+    x, noise = torch.randn(2, 1, 400_000, generator=rng, dtype=torch.float64)
+    for value in (0.0, 0.3, 0.5, 0.8, 1.0):
+        t = torch.full((1,), value, dtype=torch.float64)
+        x_t = flow.interpolate(x, noise, t)
+        slope = (x * x_t).mean() / x_t.square().mean()
+        torch.testing.assert_close(flow.expected(x_t, t), slope * x_t, rtol=0, atol=0.02)
+    assert torch.equal(flow.expected(x, torch.zeros(1, dtype=torch.float64)), x)
+    assert not flow.expected(noise, torch.ones(1, dtype=torch.float64)).any()
+
+
 def test_velocity_is_the_time_derivative(point):
     x, noise, t = (p.double() for p in point)
     h = 1e-4

@@ -61,8 +61,9 @@ class DiTConfig:
     it in front of the first layer, as image-to-video and inpainting models do; 0 for none. Such a model takes a
     `ConditionControl`, and neither actions nor text. predicts: what the last layer makes. `velocity`, or the `clean`
     frame x, whose velocity (x_t - x) / t is then taken (JiT, 2511.13720; t no smaller than `LEAST_TIME`): a patch of
-    more numbers than the width can carry loses its noise on the way, and a velocity is mostly that noise. fast: fast
-    weights beside attention, which need a lact memory.
+    more numbers than the width can carry loses its noise on the way, and a velocity is mostly that noise. Such a model
+    is shown `flow.expected` of x_t, nothing at pure noise, so that none of a patch's noise is left in it (ours). fast:
+    fast weights beside attention, which need a lact memory.
     """
 
     channels: int
@@ -371,19 +372,20 @@ class DiT(nn.Module):
         ends = torch.cat((first, x[:, self.cfg.chunk - 1 :: self.cfg.chunk]), 1)
         return (ends if after else ends[:, :-1]).repeat_interleave(self.cfg.chunk, 1)
 
-    def _tokens(self, x: Tensor, prepared: Prepared, anchors: Tensor | None) -> Tensor:
+    def _tokens(self, x: Tensor, t: Tensor, prepared: Prepared, anchors: Tensor | None) -> Tensor:
         """What goes into the first block, [B, F, n, D]."""
         p = self.cfg.patch
+        seen = x if self.cfg.predicts == "velocity" else flow.expected(x, t)
         if self.cfg.anchor:
-            x = torch.cat((x, self._anchors(x, prepared.last) if anchors is None else anchors), 2)
+            seen = torch.cat((seen, self._anchors(x, prepared.last) if anchors is None else anchors), 2)
         if prepared.condition is not None:
-            x = torch.cat((x, prepared.condition.to(x.dtype)), 2)
-        h = self.patch_in(F.pixel_unshuffle(x, p).flatten(3).transpose(2, 3))  # channels of a token: c p q
+            seen = torch.cat((seen, prepared.condition.to(x.dtype)), 2)
+        h = self.patch_in(F.pixel_unshuffle(seen, p).flatten(3).transpose(2, 3))  # channels of a token: c p q
         return h + self.position if self.cfg.learned_position else h
 
     def _embed(self, x: Tensor, t: Tensor, prepared: Prepared, anchors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The same tokens, the embedding [B, F, D] of flow times and actions, the shared modulation [B, F, 6, D]."""
-        h = self._tokens(x, prepared, anchors)
+        h = self._tokens(x, t, prepared, anchors)
         e = self.time(flow.embed_time(t, self.cfg.time_width).to(h.dtype))
         e = e if prepared.action is None else e + prepared.action
         shared = self.shared(F.silu(e)).unflatten(-1, (6, -1))
@@ -412,7 +414,7 @@ class DiT(nn.Module):
         """The velocity."""
         cpu = _without_gradients(prepared)
         if cpu is not None:
-            out = cpu(self._tokens(x, prepared, anchors), t)
+            out = cpu(self._tokens(x, t, prepared, anchors), t)
         else:
             h, e, shared = self._embed(x, t, prepared, anchors)
             h = self._layers(h, e, shared, prepared)[0]
@@ -425,7 +427,7 @@ class DiT(nn.Module):
         """What the memory takes: keys (not rotated) and values [L, B, h, F * n, D / h], and for fast weights."""
         cpu = _without_gradients(prepared)
         if cpu is not None:
-            return *cpu.kept(self._tokens(x, prepared, None), t), []
+            return *cpu.kept(self._tokens(x, t, prepared, None), t), []
         h, e, shared = self._embed(x, t, prepared, None)
         _, keys, values, written = self._layers(h, e, shared, prepared, keep=True)
         return torch.stack(keys), torch.stack(values), written

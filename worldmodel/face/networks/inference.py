@@ -4,7 +4,7 @@ separable convolutions, elsewhere as it is."""
 import io
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ def _session(asked: Pictures, size: int) -> Seeing:
         warnings.simplefilter("ignore", DeprecationWarning)  # the newer exporter needs a package more
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # sizes become constants, as they are
         warnings.filterwarnings("ignore", "Constant folding", UserWarning)
-        torch.onnx.export(asked, (example,), written, dynamo=False, opset_version=17, **names)
+        torch.onnx.export(asked, (example,), cast(Any, written), dynamo=False, opset_version=17, **names)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session: Any = onnxruntime.InferenceSession(written.getvalue(), options, ["CPUExecutionProvider"])
