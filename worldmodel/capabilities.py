@@ -317,13 +317,17 @@ def _package(name: str, packages: tuple[Package, ...]) -> Check:
 
 
 def _face_networks() -> Check:
-    return _package("face_networks", (NETWORKS,))
+    return _through_onnx("face_networks", (NETWORKS,), ("onnx", "onnxruntime"))
 
 
 def _face_recogniser() -> Check:
-    if not installed("onnxruntime"):
-        return Check("face_recogniser", "missing", "onnxruntime not installed", SIM)
-    return _package("face_recogniser", (RECOGNISER,))
+    return _through_onnx("face_recogniser", (RECOGNISER,), ("onnxruntime",))
+
+
+def _through_onnx(name: str, packages: tuple[Package, ...], needed: tuple[str, ...]) -> Check:
+    if absent := [each for each in needed if not installed(each)]:
+        return Check(name, "missing", f"{', '.join(absent)} not installed", SIM)
+    return _package(name, packages)
 
 
 def _face_clips() -> Check:
