@@ -48,12 +48,8 @@ def _triton(call: Paste) -> None:
 
 
 def _no_floats(call: Paste) -> tuple[str, ...]:
-    others = [
-        f"{name} is {x.dtype}"
-        for name in ("patch", "mask", "inverse")
-        if (x := getattr(call, name)).dtype != torch.float32
-    ]
-    return tuple(f"{other}, not torch.float32" for other in others)
+    kinds = {"patch": call.patch.dtype, "mask": call.mask.dtype, "inverse": call.inverse.dtype}
+    return tuple(f"{name} is {kind}, not {torch.float32}" for name, kind in kinds.items() if kind != torch.float32)
 
 
 def _never(call: object) -> tuple[str, ...]:

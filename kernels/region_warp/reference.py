@@ -4,6 +4,8 @@ Only pixels of a region are read and written; a pixel that the warped mask does 
 rows, H W of the frame, h w of the patch, C colours. Coordinates are (x, y) of pixel centres, the first one at (0, 0).
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -19,12 +21,7 @@ def region_warp(
     outside the frame is not there. Beyond its border the patch goes on as its border, the mask is 0. A pixel f becomes
     floor(f + m (p - f) + 0.5) within 0..255 where m > 0, and stays where m is 0.
     """
-    height, width = frame.shape[1:3]
-    for b in range(frame.shape[0]):
-        x0, y0 = corner[b].tolist()
-        x0, y0, x1, y1 = max(x0, 0), max(y0, 0), min(x0 + size[1], width), min(y0 + size[0], height)
-        if x1 <= x0 or y1 <= y0:
-            continue
+    for b, (x0, y0, x1, y1) in boxes(frame, corner, size):
         y, x = torch.meshgrid(
             torch.arange(y0, y1, device=frame.device, dtype=torch.float32),
             torch.arange(x0, x1, device=frame.device, dtype=torch.float32),
@@ -37,6 +34,15 @@ def region_warp(
         old = region.float()
         blended = torch.floor(old + seen * (new - old) + 0.5).clamp(0, 255).to(torch.uint8)
         region.copy_(torch.where(seen > 0, blended, region))
+
+
+def boxes(frame: Tensor, corner: Tensor, size: tuple[int, int]) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+    """What of each row's region lies in the frame, (x0, y0, x1, y1); rows of which nothing does are left out."""
+    height, width = frame.shape[1:3]
+    for b, (x, y) in enumerate(corner.tolist()):
+        x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + size[1], width), min(y + size[0], height)
+        if x0 < x1 and y0 < y1:
+            yield b, (x0, y0, x1, y1)
 
 
 def _samples(patch: Tensor, mask: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

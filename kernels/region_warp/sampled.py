@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .reference import boxes
+
 
 def region_warp(
     frame: Tensor, patch: Tensor, mask: Tensor, inverse: Tensor, corner: Tensor, size: tuple[int, int]
 ) -> None:
     """As `reference.region_warp`."""
-    height, width = frame.shape[1:3]
-    for b in range(frame.shape[0]):
-        x0, y0 = corner[b].tolist()
-        x0, y0, x1, y1 = max(x0, 0), max(y0, 0), min(x0 + size[1], width), min(y0 + size[0], height)
-        if x1 <= x0 or y1 <= y0:
-            continue
+    for b, (x0, y0, x1, y1) in boxes(frame, corner, size):
         grid = _grid(inverse[b], (x0, y0, x1, y1), (mask.shape[1], mask.shape[2]))
         new = _sampled(patch[b].movedim(-1, 0), grid, "border").movedim(0, -1)
         seen = _sampled(mask[b][None], grid, "zeros").movedim(0, -1)
