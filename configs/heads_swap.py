@@ -1,13 +1,13 @@
 """A face swap generator on rendered heads, by flow matching with the noise-gated Joint Rec-ID loss.
 
 worldmodel train configs/heads_embedder.py
+worldmodel train configs/heads_autoencoder.py
 worldmodel train configs/heads_swap.py
 worldmodel swap VIDEO --method runs/heads_swap --reference FACE --consent FILE --out OUT
 
-Regions of 64 pixels are their own latents, cut into patches of 8, and nothing is lost between an autoencoder and its
-pixels. A patch has 192 numbers of noise, as many as the model is wide and more than it carries beside all else, so that
-it predicts clean pixels (`predicts`), and flow times lie nearer to noise, where what is given must be learned to be
-used. `configs/heads_swap_rollouts.py` goes on from it on its own rollouts.
+Regions of 64 pixels are 16 x 16 latents, whose decoder joins what the model's patches of 8 pixels make. Flow times lie
+nearer to noise, where what is given must be learned to be used. `configs/heads_swap_rollouts.py` goes on from it on its
+own rollouts.
 """
 
 from pathlib import Path
@@ -27,13 +27,11 @@ from worldmodel.sampler import Euler
 def run() -> SwapRun:
     return SwapRun(
         data=HeadSwaps(size=64, length=4, batch=4, references=1, seed=0),
-        tokenizer="pixels",
+        tokenizer="runs/heads_autoencoder",
         model=DiTConfig(
-            channels=3,
-            size=(64, 64),
-            condition=condition_channels(3, 1),
-            patch=8,
-            predicts="clean",
+            channels=8,
+            size=(16, 16),
+            condition=condition_channels(8, 4),
             chunk=2,
             dim=192,
             depth=4,

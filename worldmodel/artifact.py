@@ -109,7 +109,8 @@ class Template:
         load_into(self.model, {**fixed, **weights}, str(self.run.out))
         model = (self.model if self.run.lora is None else merge_lora(self.model)).eval().requires_grad_(False)
         if isinstance(model, Autoencoder):
-            _measure(model, self.run)
+            batches = self.run.data.batches(0, 0, 1, 1)
+            model.measure_latents(next(batches)[0].x.flatten(0, 1) for _ in range(STATISTICS_BATCHES))
             return model
         assert isinstance(model, DiT) and self.tokenizer is not None
         return WorldModel(
@@ -143,14 +144,6 @@ def _starts(run: Run, clip: Clip) -> Clip:
     detail = clip.x[:, -1].flatten(1).std(1)
     rows = detail.argsort(descending=True)[:STARTS]  # a beginning that shows something comes first
     return clip.select(rows).frames(0, clip.x.shape[1] // chunk * chunk)
-
-
-@torch.no_grad()
-def _measure(model: Autoencoder, run: Run) -> None:
-    """Mean and deviation of the raw latents, over fixed training batches."""
-    batches = run.data.batches(0, 0, 1, 1)
-    raw = torch.cat([model.encode_raw(next(batches)[0].x.flatten(0, 1)) for _ in range(STATISTICS_BATCHES)])
-    model.set_latent_statistics(raw.mean((0, 2, 3)), raw.std((0, 2, 3)))
 
 
 def check(run: Run) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from worldmodel.datasets.heads.autoencoder_run import RegionAutoencoderRun
 from worldmodel.datasets.heads.swap_run import SwapRun
 from worldmodel.datasets.heads.swaps import HeadSwaps
 from worldmodel.errors import UserError
@@ -15,7 +16,7 @@ from worldmodel.face.region_codec import condition_channels
 from worldmodel.face.swap_model import SwapModel
 from worldmodel.fingerprint import fingerprint
 from worldmodel.memory import WindowConfig
-from worldmodel.models.autoencoder import AutoencoderConfig
+from worldmodel.models.autoencoder import Autoencoder, AutoencoderConfig
 from worldmodel.models.dit import DiTConfig
 from worldmodel.models.world import StreamConfig
 from worldmodel.objectives.joint_rec_id import JointRecId
@@ -64,12 +65,50 @@ def test_a_training_goes_on_exactly_and_leaves_a_swap(tmp_path: Path, embedder: 
         train(replace(run, steps=3, objective=wrong))
 
 
-def test_the_recipes_fit_their_data_and_each_other() -> None:
-    folder = Path(__file__).parents[2] / "configs"
-    first, rollouts = (load_training(folder / f"{name}.py") for name in ("heads_swap", "heads_swap_rollouts"))
+def small_autoencoder(out: Path, **changes) -> RegionAutoencoderRun:
+    model = AutoencoderConfig(channels=3, widths=(8,), blocks=(0,))
+    values = {"data": HEADS, "model": model, "steps": 2, "ema": 0.5, "threads": 1, "validate": 1, "sample_every": 0}
+    return RegionAutoencoderRun(**({"out": out} | values | changes))
+
+
+@pytest.mark.needs("h264")
+def test_an_autoencoder_of_regions_goes_on_exactly_and_a_swap_is_trained_in_its_latents(tmp_path: Path) -> None:
+    run = small_autoencoder(tmp_path / "whole")
+    whole = train(run)
+    half = replace(run, out=tmp_path / "half")
+    train(replace(half, steps=1))
+    assert train(half) == whole
+    made = Autoencoder.load(tmp_path / "whole" / "model")
+    assert fingerprint(made) == fingerprint(Autoencoder.load(tmp_path / "half" / "model"))
+    latents = torch.cat([made.encode(next(run.data.batches(step))[0].x) for step in range(8)]).movedim(2, 0).flatten(1)
+    assert torch.allclose(latents.mean(1), torch.zeros(3), atol=2e-3)
+    assert torch.allclose(latents.std(1), torch.ones(3), atol=2e-3)
+    dit = replace(DIT, size=(8, 8), condition=condition_channels(3, 2), patch=2)
+    swap = small_run(tmp_path / "swap", tokenizer=str(tmp_path / "whole"), model=dit)
+    train(swap)
+    assert SwapModel.find(tmp_path / "swap").codec.tokenizer.spatial == 2
+
+
+def test_an_autoencoder_of_regions_sees_faces_and_what_is_left_without_them(tmp_path: Path) -> None:
+    plain, (seen,) = next(HEADS.batches())[0], next(small_autoencoder(tmp_path).batches.batches())
+    assert torch.equal(seen.x[:, :4], plain.x)
+    hidden = plain.control.target.mask == 1
+    assert hidden.any() and not seen.x[:, 4:][hidden.expand_as(plain.x)].any()
+    assert torch.equal(seen.x[:, 4:], plain.control.target.crops * (1 - plain.control.target.mask))
+    with pytest.raises(UserError, match="regions of 16 pixels do not cut into its cells of 32"):
+        small_autoencoder(tmp_path, model=AutoencoderConfig(widths=(4,) * 5, blocks=(0,) * 5)).build()
+
+
+def test_the_recipes_fit_their_data_and_each_other(tmp_path: Path) -> None:
+    folder, names = Path(__file__).parents[2] / "configs", ("heads_autoencoder", "heads_swap", "heads_swap_rollouts")
+    autoencoder, first, rollouts = (load_training(folder / f"{name}.py") for name in names)
+    assert isinstance(autoencoder, RegionAutoencoderRun)
     assert isinstance(first, SwapRun) and isinstance(rollouts, SwapRun)
+    autoencoder.build().save(tmp_path / "tokenizer")
     for run in (first, rollouts):
-        assert run.codec.size == 64 and run.codec.references == 1
+        assert Path(run.tokenizer) == autoencoder.out
+        codec = replace(run, tokenizer=str(tmp_path / "tokenizer")).codec
+        assert codec.size == autoencoder.data.size == 64 and codec.references == 1
     assert rollouts.init == first.out and rollouts.model == first.model and rollouts.data.length == 16
     assert first.data.split == rollouts.data.split  # held out for one is held out for the other
 

@@ -8,6 +8,7 @@ CPU core. Trained by `worldmodel.objectives.autoencoder`.
 Letters: B batch, T frames, N = B * T, C latent channels, H W pixels, h w latent cells (H / spatial, W / spatial).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -137,6 +138,12 @@ class Autoencoder(nn.Module):
         if not weights.is_file():
             refuse_pickles(folder)
         return build_with(lambda: cls(config), read_tensors(weights), str(weights))
+
+    @torch.no_grad()
+    def measure_latents(self, batches: Iterable[Tensor]) -> None:
+        """Store the statistics of the raw latents of frames [N, 3, H, W] in [-1, 1], a batch at a time."""
+        raw = torch.cat([self.encode_raw(frames) for frames in batches])
+        self.set_latent_statistics(raw.mean((0, 2, 3)), raw.std((0, 2, 3)))
 
     @torch.no_grad()
     def set_latent_statistics(self, mean: Tensor, std: Tensor) -> None:

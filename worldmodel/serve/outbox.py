@@ -114,10 +114,13 @@ class Outbox:
         self._wake()
 
     def clear(self) -> None:
-        """Throw the waiting pictures away: a new stream begins."""
+        """Throw the waiting pictures away: a new stream begins. A client throws away those on their way, which it will
+        not acknowledge then: they are not waited for."""
         with self._lock:
             self._pictures.clear()
             self._waiting = {False: 0, True: 0}
+            self._flying.clear()
+        self._wake()
 
     def hold(self) -> None:
         """The connection broke: what waits is kept until `reopen`, but for its greeting; what was on its way is lost.
@@ -145,8 +148,9 @@ class Outbox:
         """The client has dealt with every picture up to a pts. False if none so new was ever sent."""
         if pts > self._sent:
             return False
-        while self._flying and self._flying[0] <= pts:
-            self._flying.popleft()
+        with self._lock:
+            while self._flying and self._flying[0] <= pts:
+                self._flying.popleft()
         self._changed.set()
         return True
 

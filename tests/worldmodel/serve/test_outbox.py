@@ -81,6 +81,29 @@ def test_window() -> None:
     run(work())
 
 
+def test_a_new_stream_does_not_wait_for_pictures_of_the_old_one() -> None:
+    """A client throws those away when it is told, and never acknowledges them."""
+
+    async def work() -> None:
+        outbox = Outbox(9, 2, lambda: None)
+        outbox.put([picture(i) for i in range(5)])
+        await taken(outbox, 2)
+        waiting = asyncio.create_task(outbox.take())
+        await asyncio.sleep(0.01)
+        outbox.clear()
+        outbox.put([picture(i) for i in range(5, 9)])
+        assert (await waiting).pts == 5
+        assert outbox.acknowledge(1)  # a late one opens nothing
+        assert (await outbox.take()).pts == 6
+        waiting = asyncio.create_task(outbox.take())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        assert outbox.acknowledge(6)
+        assert (await waiting).pts == 7
+
+    run(work())
+
+
 def test_messages_pass_a_closed_window() -> None:
     async def work() -> None:
         outbox = Outbox(9, 1, lambda: None)

@@ -98,6 +98,28 @@ def test_keys_move_the_picture(painted, serving, open_page) -> None:
             until_colour(page, REST)
 
 
+STOP_SHOWING = """() => {
+  const ask = window.requestAnimationFrame.bind(window), held = [];
+  window.requestAnimationFrame = (then) => held.push(then);
+  window.showAgain = () => { window.requestAnimationFrame = ask; held.forEach((then) => ask(then)); };
+}"""
+
+
+def test_a_new_beginning_while_the_page_shows_nothing(painted, serving, open_page) -> None:
+    """All pictures that the page takes without showing one are of the old stream: the new one comes all the same."""
+    with serving(painted) as (address, _):
+        page = open_page(address)
+        live(page)
+        until_colour(page, REST)
+        page.evaluate(STOP_SHOWING)
+        page.wait_for_timeout(1500)
+        page.keyboard.press("r")
+        page.wait_for_timeout(500)
+        page.evaluate("() => window.showAgain()")
+        page.keyboard.down("w")
+        until_colour(page, (128, 255, 128))
+
+
 def test_touch_buttons_and_the_mouse(painted, serving, open_page) -> None:
     with serving(painted) as (address, _):
         page = open_page(address)
